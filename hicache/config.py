@@ -1091,29 +1091,21 @@ class ExperimentConfig:
 
     def _check_speculation(self) -> None:
         speculation, model, key = self.speculation, self.model, self.draft_key
-        known = self.compat.rules.draft_keys
-        if not speculation.drafts:
-            return
-        if key not in known:
-            raise ValueError(
-                f"speculation.key must be one of {', '.join(known)}, the rules of the engine that "
-                f"compat names, got {key}"
-            )
-        if key == "bigram" and model.num_mamba_layers:
-            raise ValueError(
-                f"speculation.key=bigram needs a model without states, got {model.name}, which "
-                "SGLang keys by token"
-            )
-        if speculation.layers > model.num_layers or not model.num_full_layers:
-            raise ValueError(
-                f"speculation.layers must be at most the {model.num_layers} layers of "
-                f"{model.name}, of which some have full attention, got {speculation.layers}"
-            )
-        if speculation.draft_kv != "packed" and self.executor.kind != "simulated":
-            raise ValueError(
-                f"speculation.draft_kv={speculation.draft_kv} needs executor.kind=simulated, "
-                f"got {self.executor.kind}"
-            )
+        known, draft_kv = self.compat.rules.draft_keys, speculation.draft_kv
+        kind, is_simulated = self.executor.kind, self.executor.kind == "simulated"
+        is_deep = speculation.layers > model.num_layers or not model.num_full_layers
+        refusals = {
+            f"key must be one of {', '.join(known)}, the rules of the engine that compat names, "
+            f"got {key}": key not in known,
+            f"key=bigram needs a model without states, got {model.name}, which SGLang keys by "
+            "token": key == "bigram" and model.num_mamba_layers > 0,
+            f"layers must be at most the {model.num_layers} layers of {model.name}, of which some "
+            f"have full attention, got {speculation.layers}": is_deep,
+            f"draft_kv={draft_kv} needs executor.kind=simulated, got {kind}": draft_kv != "packed"
+            and not is_simulated,
+        }
+        for refusal in (each for each, is_so in refusals.items() if is_so and speculation.drafts):
+            raise ValueError(f"speculation.{refusal}")
 
     @property
     def storage_format(self) -> str:

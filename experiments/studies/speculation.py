@@ -10,16 +10,15 @@ those with plain keys, and the share of hits that bigrams shorten. Table and fig
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from hicache.cli.command import in_one_sentence, parser_of
-from hicache.request import Request
 from hicache.results.figures import save
 from hicache.runs.schema import config_of
-from hicache.workload.page_numbers import page_numbers
+from hicache.workload.reuse import reuse
 from hicache.workload.workload import load_workload
 
 OUT = Path("outputs", "speculation")
@@ -29,15 +28,6 @@ TRACES = {
     "agents": ("workload=weka_agentic", "workload.limit=null", "workload.max_context=131072"),
 }
 SIZES = (16, 64, 128, 528, 784, 1536, 1648)  # pages of SGLang, and blocks of vLLM
-RULES = ("token", "bigram", "drop_block")
-
-
-class Hits(NamedTuple):
-    trace: str
-    tokens: str  # `workload.tokens`
-    size: int
-    rate: dict[str, float]  # by rule
-    shortened: dict[str, float]  # share of the hits with plain keys that a rule shortens
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -45,82 +35,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=OUT, help="directory of table and figure")
     out = parser.parse_args(arguments).out
     with in_one_sentence():
-        found = list(measure())
+        found = pd.DataFrame(measure())
+    for rule in ("bigram", "dropped"):
+        found[f"computed, {rule}"] = (1 - found[rule]) / (1 - found.plain)
     out.mkdir(parents=True, exist_ok=True)
-    text = table(found)
-    (out / "infinite.md").write_text(text)
-    draw([each for each in found if each.tokens == "literal"], out / "infinite.png")
-    print(text)
-    print(out)
+    text = found.to_markdown(index=False, floatfmt=".4f")
+    (out / "infinite.md").write_text(f"{text}\n")
+    draw(found[found.tokens == "literal"], out / "infinite.png")
+    print(text, out, sep="\n\n")
 
 
-def measure() -> Iterator[Hits]:
+def measure() -> Iterator[dict[str, str | int | float]]:
     for trace, overrides in TRACES.items():
         for tokens in ("literal", "reconstructed"):
             config = config_of(*overrides, f"workload.tokens={tokens}")
             workload = load_workload(config.workload, data_dir=config.data_dir, seed=config.seed)
             total = sum(request.prompt_len for request in workload.requests)
             for size in SIZES:
-                hits = {rule: hit_lens(workload.requests, size, rule) for rule in RULES}
-                plain = hits["token"]
-                rates = {rule: float(lens.sum()) / total for rule, lens in hits.items()}
-                shares = {
-                    rule: float(((lens < plain)[plain > 0]).mean()) for rule, lens in hits.items()
-                }
-                yield Hits(trace, tokens, size, rates, shares)
+                used = [reuse(workload.requests, size, overlap) for overlap in (0, 1)]
+                plain, bigram = (each.lru(each.full_pages) for each in used)
+                hits = {"plain": plain, "bigram": bigram, "dropped": np.maximum(plain - 1, 0)}
+                rates = {rule: float(pages.sum()) * size / total for rule, pages in hits.items()}
+                shortened = float((bigram < plain)[plain > 0].mean())
+                row = {"trace": trace, "tokens": tokens, "page": size}
+                yield row | rates | {"shortened by bigrams": shortened}
 
 
-def hit_lens(
-    requests: Sequence[Request], size: int, rule: str
-) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-    """Return the hit tokens of each request in a cache that forgets nothing."""
-    overlap = int(rule == "bigram")
-    pages = page_numbers(requests, size, overlap)
-    seen = np.zeros(
-        1 + max(int((each.starts + each.counts).max(initial=0)) for each in pages.values()), bool
-    )
-    lens = np.zeros(len(requests), np.int64)
-    for place, request in enumerate(requests):
-        numbers = np.frombuffer(pages[request.id].to_bytes(), np.int32)
-        most = max(request.prompt_len - 1 - overlap, 0) // size
-        flags = seen[numbers[:most]]
-        count = most if flags.all() else int(flags.argmin())
-        lens[place] = max(count - (rule == "drop_block"), 0) * size
-        # the last token of an answer has no KV
-        seen[numbers[: max(request.prompt_len + request.output_len - 1 - overlap, 0) // size]] = (
-            True
-        )
-    return lens
-
-
-def table(found: Sequence[Hits]) -> str:
-    lines = [
-        "| trace | tokens | page | plain | bigram | block dropped | computed, bigram |"
-        " computed, dropped | shortened by bigrams |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for each in found:
-        rates = [f"{each.rate[rule]:.4f}" for rule in RULES]
-        more = [f"{(1 - each.rate[rule]) / (1 - each.rate['token']):.3f}" for rule in RULES[1:]]
-        cells = (
-            each.trace,
-            each.tokens,
-            str(each.size),
-            *rates,
-            *more,
-            f"{each.shortened['bigram']:.1%}",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def draw(found: Sequence[Hits], path: Path) -> None:
+def draw(found: pd.DataFrame, path: Path) -> None:
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     for axes, trace in zip(figure.subplots(1, 2), TRACES, strict=True):
-        own = [each for each in found if each.trace == trace]
-        for rule, marker in (("bigram", "o"), ("drop_block", "s")):
-            more = [(1 - each.rate[rule]) / (1 - each.rate["token"]) for each in own]
-            axes.plot([each.size for each in own], more, marker=marker, label=rule)
+        own = found[found.trace == trace].set_index("page")
+        for rule, marker in (("bigram", "o"), ("dropped", "s")):
+            axes.plot(own[f"computed, {rule}"], marker=marker, label=rule)
         axes.set(title=trace, xscale="log", xlabel="tokens of a page or block")
         axes.set_ylabel("computed tokens ÷ those with plain keys")
         axes.set_xticks(SIZES[:-2] + SIZES[-1:], SIZES[:-2] + SIZES[-1:])

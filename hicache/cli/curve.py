@@ -77,10 +77,10 @@ def curve_of(config: ExperimentConfig) -> Curve:
     warm_ns = config.workload.warm_up_s * SECOND_NS
     is_counted = np.array([each.arrival_ns >= warm_ns for each in requests])
     num_tokens = int(np.array([each.prompt_len for each in requests]) @ is_counted)
-    used = reuse(requests, page)
+    used, dropped = reuse(requests, page, config.overlap), config.draft_key == "drop_block"
 
     def rate(hits: Column) -> float:
-        return int(hits @ is_counted) * page / max(num_tokens, 1)
+        return int(np.maximum(hits - dropped, 0) @ is_counted) * page / max(num_tokens, 1)
 
     @cache
     def lru(num_pages: int) -> float:

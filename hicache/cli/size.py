@@ -17,9 +17,9 @@ The time grows with the number of requests: workload.limit=5000 simulates the fi
 
 import json
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from multiprocessing import get_context
@@ -36,6 +36,7 @@ from hicache.config import ExperimentConfig
 from hicache.engine.deployment import deploy
 from hicache.models.shapes import LayerKind
 from hicache.results.metrics import summarize
+from hicache.results.speculation import measures_of
 from hicache.results.verdict import is_overloaded
 from hicache.runs.schema import config_of
 
@@ -54,12 +55,14 @@ class Cell:
             model has only full-attention KV, or if the host cache is empty.
         hit_rate: prompt tokens found in the KV cache, as a fraction of all prompt tokens.
         ttft_s: the mean time to first token in seconds. None if the GPUs were overloaded.
+        speculation: the measures of speculation by name; empty without speculation.
     """
 
     host_gib: float
     share: float | None
     hit_rate: float
     ttft_s: float | None
+    speculation: Mapping[str, float] = field(default_factory=dict)
 
 
 Measure = Callable[[Sequence[tuple[float, float | None]]], list[Cell]]
@@ -87,6 +90,7 @@ def measure(config: ExperimentConfig, place: tuple[float, float | None]) -> Cell
         share=share,
         hit_rate=summary["cache/token_hit_rate"],
         ttft_s=None if is_overloaded(summary) else summary["request/ttft_s_mean"],
+        speculation=measures_of(summary),
     )
 
 
@@ -234,6 +238,9 @@ def _row(cell: Cell, kind: int | None, dollars_per_gib: float | None) -> dict[st
         row["KV, GiB"] = f"{(1 - share) * cell.host_gib:,.0f}"
     row["token hit rate"] = f"{cell.hit_rate:.3f}"
     row["TTFT mean, s"] = "–" if cell.ttft_s is None else f"{cell.ttft_s:.3g}"
+    row |= {
+        name.replace("_", " "): f"{round(count, 2):,}" for name, count in cell.speculation.items()
+    }
     if dollars_per_gib is not None:
         row["dollars"] = f"{cell.host_gib * dollars_per_gib:,.0f}"
     return row

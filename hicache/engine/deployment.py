@@ -81,13 +81,10 @@ def _deploy_one(config: ExperimentConfig, plain: ModelConfig) -> Deployment:
         is_asynchronous=config.compat.rules.asynchronous,
     )
     replays = config.cache.window is WindowHit.replay
+    forms = (model, PLAIN), (lower, config.cache.host_format), (lower, config.storage_format)
     kinds, host_kinds, storage_kinds = (
         model_kinds(each, config.cache.page_size, config.tp, form, replays=replays)
-        for each, form in (
-            (model, PLAIN),
-            (lower, config.cache.host_format),
-            (lower, config.storage_format),
-        )
+        for each, form in forms
     )
     cache, free_bytes = config.cache, cost.free_device_bytes
     ruled_bytes = engine_rule(cache, model, config.hardware, config.tp)
@@ -96,9 +93,8 @@ def _deploy_one(config: ExperimentConfig, plain: ModelConfig) -> Deployment:
     draft_cost = None
     if config.speculation.drafts:
         draft = draft_of(plain, config.speculation.layers)
-        free_bytes -= draft.weight_bytes - round(
-            draft.head_params * max(2.0, draft.dense_param_bytes)
-        )
+        head_bytes = round(draft.head_params * max(2.0, draft.dense_param_bytes))
+        free_bytes -= draft.weight_bytes - head_bytes
         draft_cost = CostModel(draft, config.hardware, tp=config.tp, ep=config.parallel.ep)
     if cache.host.sglang_gib is not None:
         cache = replace(cache, host_gib=cache.host.sglang_gib * config.tp)

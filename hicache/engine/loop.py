@@ -8,6 +8,7 @@ result is the same as with single steps.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import chain, repeat
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefetch.prefetcher import Prefetcher
@@ -448,15 +449,12 @@ def _set_wake(wakes: list[int], agenda: list[tuple[int, int]], number: int, wake
 
 def note_tokens(batch: Batch, ends_ns: list[int]) -> None:
     """Note when the requests of a batch got tokens, whose steps ended at `ends_ns`."""
-    is_drafted = bool(batch.decodes and batch.decodes[0].gains)  # steps of several tokens
     runs: dict[int, TokenRun] = {}  # by the time of the last token before: most requests share one
     for req in batch.decodes:
         last_ns = req.token_runs[-1][-1]
-        if is_drafted:
-            times = [
-                end for end, gain in zip(ends_ns, req.gains, strict=False) for _ in range(gain)
-            ]
-            req.token_runs.append(TokenRun((last_ns, *times)))
+        if req.gains:  # steps of several tokens
+            times = map(repeat, ends_ns, req.gains)
+            req.token_runs.append(TokenRun((last_ns, *chain.from_iterable(times))))
             continue
         if last_ns not in runs:
             runs[last_ns] = TokenRun((last_ns, *ends_ns))

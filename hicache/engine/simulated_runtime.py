@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hicache.cache.kinds import FULL, KEY_TAGS, Kinds
+from hicache.cache.kinds import FULL, KEY_TAGS
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.clock import SimulatedClock, Stall, to_ns
 from hicache.config import ExperimentConfig
@@ -43,7 +43,9 @@ class SimulatedRuntime:
         else:
             sizes = {tag: size for tag, size in zip(KEY_TAGS, page_bytes, strict=False) if size}
             if self.has_sidecars:
-                sizes[KEY_TAGS[DRAFT]] = -(-draft_bytes(deployment.storage_kinds) // num_ranks)
+                stored = deployment.storage_kinds.all
+                size = sum(each.page_bytes for each in stored if each.name == DRAFT_NAME)
+                sizes[KEY_TAGS[DRAFT]] = -(-size // num_ranks)
                 sizes[KEY_TAGS[FULL]] -= sizes[KEY_TAGS[DRAFT]]
             shards = shard_sizes(deployment) or [sizes] * num_ranks
             self.storages = open_rank_storages(config, shards, self.clock)
@@ -128,10 +130,6 @@ def link_rates(config: ExperimentConfig, deployment: Deployment) -> dict[str, fl
         form=config.cache.host_format,
         coded_share=_load_shares(deployment)[FULL],
     )
-
-
-def draft_bytes(kinds: Kinds) -> int:
-    return sum(kind.page_bytes for kind in kinds.all if kind.name == DRAFT_NAME)
 
 
 def _load_shares(deployment: Deployment) -> list[float]:

@@ -45,13 +45,8 @@ def warm_storage(storage: KeyStore, requests: Iterable[Request], tree: RadixTree
         num_pages = tree.num_pages(request.prompt_len + request.output_len)
         sequence = Sequence(names.tokens(request))
         pages = names.of_span(make_root(request.namespace), sequence, num_pages)
-        storage.write(
-            [
-                key
-                for kind, at in pages_left(request, tree.kinds, tree.overlap)
-                for key in keys(pages[at], kind)
-            ]
-        )
+        left = pages_left(request, tree.kinds, tree.overlap)
+        storage.write([key for kind, at in left for key in keys(pages[at], kind)])
 
 
 def pages_left(request: Request, kinds: Kinds, overlap: int) -> Iterator[tuple[int, slice]]:

@@ -12,7 +12,6 @@ def draft_of(model: ModelConfig, num_layers: int) -> ModelConfig:
 
     Each layer has the mean parameters of a layer of `model`, and its full attention.
     """
-    experts = round(num_layers * model.num_moe_layers / model.num_layers)
     return replace(
         model,
         name=f"draft of {model.name}",
@@ -26,20 +25,15 @@ def draft_of(model: ModelConfig, num_layers: int) -> ModelConfig:
         parts=(),
         dense_params=num_layers * model.dense_params // model.num_layers,
         embedding_params=0,
-        num_moe_layers=experts,
+        num_moe_layers=round(num_layers * model.num_moe_layers / model.num_layers),
     )
 
 
 def with_draft_kv(model: ModelConfig, num_layers: int) -> ModelConfig:
     """Return `model` with the KV of its draft in the pages of full-attention KV."""
     heads = 0 if model.latent_dim else model.num_kv_heads
-    part = Part(
-        name=DRAFT_NAME,
-        num_layers=num_layers,
-        dim=sum(model.row_dims(LayerKind.full)) // max(heads, 1),
-        element_bytes=model.kv_dtype_bytes,
-        heads=heads,
-    )
+    dim, size = sum(model.row_dims(LayerKind.full)) // max(heads, 1), model.kv_dtype_bytes
+    part = Part(name=DRAFT_NAME, num_layers=num_layers, dim=dim, element_bytes=size, heads=heads)
     return replace(model, parts=(*model.parts, part))
 
 

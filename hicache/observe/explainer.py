@@ -80,12 +80,9 @@ class Explainer(PageHistory):
         numbers = sequence_pages(req.sequence, 0, reach)
         seen = num_leading(self.registry.is_seen[numbers])
         full_end, dropped = case.full_len // page, case.dropped_len // page
-        stretches = [(first, seen)]
-        if dropped:
-            stretches = [(first, full_end), (full_end + dropped, seen)]
-        for begin, end in stretches:
-            if begin >= end:
-                continue
+        after = full_end + dropped
+        parts = [(first, full_end), (after, seen)] if dropped else [(first, seen)]
+        for begin, end in [each for each in parts if each[0] < each[1]]:
             missing = MissingPages(
                 history=self,
                 config=self._config,
@@ -98,10 +95,9 @@ class Explainer(PageHistory):
             )
             case.missing += missing.spans(begin)
         if dropped:
-            end = full_end + dropped
-            case.missing.append(Span(full_end * page, end * page, "dropped_for_draft"))
+            case.missing.append(Span(full_end * page, after * page, "dropped_for_draft"))
             case.missing.sort()
-            first = max(first, end)
+            first = max(first, after)
         seen = max(first, seen)
         if seen < reach:
             case.missing.append(Span(seen * page, reach * page, "first_seen"))

@@ -159,9 +159,8 @@ class PageHistory:
     # -- what requests compute -----------------------------------------------------------------
 
     def admit(self, request: Request, tokens: bytes, first: int) -> None:
-        numbers = request_pages(request, tokens, self.kinds.page_size, self.registry.overlap)[
-            first:
-        ]
+        overlap = self.registry.overlap
+        numbers = request_pages(request, tokens, self.kinds.page_size, overlap)[first:]
         if len(numbers):
             place = place_of(numbers)
             self.registry.is_seen[place] = True

@@ -88,7 +88,7 @@ SOMETIMES = (
     "load_back/copy_s",
     "load_back/exposed_s",
     "load_back/hidden_share",
-    *(f"speculation/{name}" for name in (*SPECULATION, "tokens_per_step")),
+    *(f"speculation/{name}" for name in SPECULATION),
     *PIPELINE,
     "trace/left_out_rows",
     "trace/completed_rows",

@@ -5,15 +5,22 @@ from collections.abc import Mapping
 from hicache.config import ExperimentConfig
 from hicache.scheduler.drafts import expected_tokens
 
-KEYS = ("dropped_tokens", "draft_cold_tokens", "verified_count", "gained_tokens")
+COUNTS = ("dropped_tokens", "draft_cold_tokens", "verified_count", "gained_tokens")
+KEYS = (*COUNTS, "tokens_per_step")
 
 
 def speculation_measures(counters: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics of a run with speculation, from its counters."""
-    counts = {f"speculation/{name}": counters.get(f"speculation/{name}", 0) for name in KEYS}
+    counts = {f"speculation/{name}": counters.get(f"speculation/{name}", 0) for name in COUNTS}
     steps = counts["speculation/verified_count"]
     gained = counts["speculation/gained_tokens"]
     return counts | {"speculation/tokens_per_step": gained / steps if steps else 0.0}
+
+
+def measures_of(summary: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of speculation in a summary, by name; empty without speculation."""
+    keys = {name: f"speculation/{name}" for name in KEYS if name not in COUNTS[2:]}
+    return {name: summary[key] for name, key in keys.items() if key in summary}
 
 
 def expectation(config: ExperimentConfig) -> str:
@@ -32,12 +39,13 @@ def expectation(config: ExperimentConfig) -> str:
 
 def outcome(summary: Mapping[str, float]) -> str | None:
     """Return what a run measured, or None if it had no speculation."""
-    if "speculation/tokens_per_step" not in summary:
+    told = measures_of(summary)
+    if not told:
         return None
     hits = sum(summary[f"cache/{tier}_hit_tokens"] for tier in ("device", "host", "storage"))
-    cold = summary["speculation/draft_cold_tokens"]
+    cold = told["draft_cold_tokens"]
     return (
-        f"{summary['speculation/tokens_per_step']:.2f} tokens gained per request and decode step; "
+        f"{told['tokens_per_step']:.2f} tokens gained per request and decode step; "
         f"{cold:,} hit tokens draft cold ({cold / hits if hits else 0:.1%}); "
-        f"{summary['speculation/dropped_tokens']:,} cached tokens dropped for the draft"
+        f"{told['dropped_tokens']:,} cached tokens dropped for the draft"
     )

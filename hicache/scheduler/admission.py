@@ -265,8 +265,7 @@ def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted
     """
     page, kinds = cache.page_size, cache.tree.kinds.paged
     # an upper bound for any lengths
-    gain = running[0].most_gain
-    most = len(running) * ((wanted + 1) * gain // page + 1)
+    most = len(running) * (wanted * running[0].most_gain // page + 1)
     if min([cache.growth_pages(kind, cache.available_size(kind)) for kind in kinds]) >= most:
         return wanted
     # several steps use free pages only where a victim is copied before the next step (write_back)
@@ -282,13 +281,9 @@ def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted
 
 
 def pages_for(running: Sequence[RequestState], page_size: int, num_steps: int) -> int:
-    if running and running[0].gains:
-        ends = [(req.reach(num_steps), req.sequence.num_pages) for req in running]
-        counts = [-(-end // page_size) - held for end, held in ends]
-    else:
-        counts = [
-            -(-(req.kv_len + num_steps) // page_size) - req.sequence.num_pages for req in running
-        ]
+    ends = [req.reach(num_steps) if req.gains else req.kv_len + num_steps for req in running]
+    held = [req.sequence.num_pages for req in running]
+    counts = [-(-end // page_size) - count for end, count in zip(ends, held, strict=True)]
     return sum([count for count in counts if count > 0])
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from math import log
 
+from xxhash import xxh3_64_intdigest
+
 from hicache.config import SpeculationConfig
 from hicache.scheduler.request_state import RequestState
-
-_MASK = (1 << 64) - 1
 
 
 class Drafts:
@@ -43,12 +43,9 @@ class Drafts:
         return 1 + min(int(log(self._uniform(req, number)) / log(rate)), config.drafts)
 
     def _uniform(self, req: RequestState, number: int) -> float:
-        # in (0, 1]: the three numbers, mixed as in SplitMix64
-        mixed = (self._seed * 0x9E3779B97F4A7C15 + req.request.id) * 0xD1342543DE82EF95 + number
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-            mixed &= _MASK
-            mixed = (mixed ^ mixed >> shift) * factor
-        return ((mixed & _MASK) + 1) / (_MASK + 1)
+        # in (0, 1]
+        name = f"{self._seed} {req.request.id} {number}"
+        return (xxh3_64_intdigest(name.encode()) + 1) / 2**64
 
 
 def expected_tokens(rate: float, num_drafts: int) -> float:

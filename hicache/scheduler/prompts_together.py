@@ -10,12 +10,7 @@ from functools import cached_property
 from hicache.cache.tree.events import Purpose
 from hicache.cache.tree.node import DEVICE, MatchResult
 from hicache.config import Batching
-from hicache.scheduler.admission import (
-    StepBudget,
-    ceil_page,
-    pages_for,
-    steps_in_free_pages,
-)
+from hicache.scheduler.admission import StepBudget, ceil_page, pages_for, steps_in_free_pages
 from hicache.scheduler.batch import Batch, Extend
 from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
 from hicache.scheduler.decode import Decode

@@ -24,14 +24,8 @@ def page_numbers(
     if not requests:
         return {}
     spans = [part for each in requests for part in (each.prompt, each.output)]
-    made_of = repr(
-        (
-            page_size,
-            overlap,
-            [len(part.starts) for part in spans],
-            [each.namespace for each in requests],
-        )
-    )
+    shapes = [len(part.starts) for part in spans], [each.namespace for each in requests]
+    made_of = repr((page_size, overlap, *shapes))
     arrays = kept(
         lambda: _numbered(requests, page_size, overlap),
         made_of.encode(),

@@ -82,9 +82,12 @@ class Reuse:
         return totals
 
 
-def reuse(requests: Sequence[Request], page_size: int) -> Reuse:
-    """Find the pages that `requests` use again. The requests come in this order."""
-    pages = page_numbers(requests, page_size)
+def reuse(requests: Sequence[Request], page_size: int, overlap: int = 0) -> Reuse:
+    """Find the pages that `requests` use again. The requests come in this order.
+
+    Pages are equal if `overlap` tokens of the next page are equal, too.
+    """
+    pages = page_numbers(requests, page_size, overlap)
     num_pages = max(int((each.starts + each.counts).max(initial=0)) for each in pages.values())
     used_by = np.full(num_pages, -1, np.int32)  # the last request that used a page
     # pages by the last request that used them, and their sums over blocks of requests
@@ -92,8 +95,8 @@ def reuse(requests: Sequence[Request], page_size: int) -> Reuse:
     sums = np.zeros(len(requests) // BLOCK + 1, np.int64)
     groups: list[tuple[int, ...]] = []
     for place, request in enumerate(requests):
-        usable = (request.prompt_len - 1) // page_size
-        num_kept = (request.prompt_len + request.output_len - 1) // page_size
+        usable = (request.prompt_len - 1 - overlap) // page_size
+        num_kept = (request.prompt_len + request.output_len - 1 - overlap) // page_size
         shared: dict[int, int] = {}  # pages by the last request that used them, from the root on
         left, spans = num_kept, pages[request.id]
         for start, count in zip(spans.starts.tolist(), spans.counts.tolist(), strict=True):

@@ -55,3 +55,11 @@ def test_a_model_with_states_is_refused(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         main(["model=qwen3_next_80b", "workload=chat"])
     assert "windows or states: use hicache size" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["bigram", "drop_block"])
+def test_hits_follow_the_key_rule_of_speculation(key: str) -> None:
+    rule = ("speculation.drafts=3", f"speculation.key={key}")
+    curve = curve_of(config_of(*ALONE, *rule))
+    assert curve.lru(10**6) == replayed("cache.unlimited=true", *rule)
+    assert curve.lru(10**6) < curve_of(config_of(*ALONE)).lru(10**6)

@@ -115,3 +115,11 @@ def test_the_table_reports_overloaded_sizes(capsys, ttft_s, told):
     cells = [cell(0, 0, ttft_s=None), cell(1, 1, ttft_s=ttft_s)]
     show(config_of("model=llama3_8b"), cells, None)
     assert told in capsys.readouterr().out
+
+
+def test_the_table_shows_what_speculation_costs_at_each_size(capsys):
+    told = {"dropped_tokens": 1234567, "draft_cold_tokens": 0, "tokens_per_step": 2.534}
+    cells = [Cell(host_gib=8.0, share=None, hit_rate=0.5, ttft_s=1.0, speculation=told)]
+    show(config_of("experiment=sizing", "model=llama3_8b"), cells, None)
+    shown = capsys.readouterr().out
+    assert all(each in shown for each in ("dropped tokens", "1,234,567", "draft cold", "2.53"))

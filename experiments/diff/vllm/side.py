@@ -87,8 +87,12 @@ class VllmSide:
         self._compute(request, prompt_len, tokens[prompt_len : prompt_len + has_more])
         scheduler.running = [*others, *scheduler.running]
         self._running[number] = request, tokens
+        hits = Hits(found.num_local_cached_tokens, found.num_external_cached_tokens, 0)
+        if set(self._loaded) == {"full"}:  # corrected, vLLM takes blocks that it looked for on the
+            loaded = self._loaded["full"]  # host from the device, if that has them
+            hits = Hits(sum(hits) - loaded, loaded, 0)
         return self._tally.outcome(
-            Hits(found.num_local_cached_tokens, found.num_external_cached_tokens, 0),
+            hits,
             self._held(),
             swa_loaded=self._loaded["swa"],
             states_loaded=self._loaded["mamba"],

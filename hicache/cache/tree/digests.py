@@ -37,9 +37,8 @@ class Digests:
     def tokens(self, request: Request) -> bytes:
         tokens = self.of_tokens(request.tokens())
         if self._pages is not None:
-            digests = page_digests(
-                chain_seed(request.namespace, self.overlap), tokens, self.page_bytes
-            )
+            seed = chain_seed(request.namespace, self.overlap)
+            digests = page_digests(seed, tokens, self.page_bytes)
             numbers = np.frombuffer(self._pages[request.id].to_bytes(), "<i4").tolist()
             self._numbers.update(zip(digests, numbers, strict=True))
         return tokens
@@ -52,13 +51,21 @@ class Digests:
         return b"".join(tokens[first : first + self.page_bytes] for first in range(0, end, step))
 
     def of_node(self, node: Node, start: int = 0) -> list[bytes]:
-        return digests_of(node, self.overlap)[start:]
+        # computed once; O(pages on the node's path without a digest)
+        pending, above = [], node
+        while above.digests is None and above.parent is not None:
+            pending.append(above)
+            above = above.parent
+        seed = above.digests[-1] if above.digests else chain_seed(above.namespace, self.overlap)
+        for below in reversed(pending):
+            below.digests = page_digests(seed, below.edge, self.page_bytes)
+            seed = below.digests[-1]
+        return (node.digests or [])[start:]
 
     def of_span(self, anchor: Node, sequence: Sequence, num_pages: int) -> list[bytes]:
         first, end = (pages * self.page_bytes for pages in (anchor.end, anchor.end + num_pages))
-        digests = page_digests(
-            last_digest(anchor, self.overlap), sequence.tokens[first:end], self.page_bytes
-        )
+        above = self.of_node(anchor)[-1:] or [chain_seed(anchor.namespace, self.overlap)]
+        digests = page_digests(above[0], sequence.tokens[first:end], self.page_bytes)
         sequence.digests, sequence.digests_start = digests, anchor.end
         return digests
 
@@ -85,23 +92,3 @@ def page_digests(seed: bytes, tokens: bytes, page_bytes: int) -> list[bytes]:
         seed = sha256(seed + tokens[start : start + page_bytes]).digest()[:DIGEST_BYTES]
         digests.append(seed)
     return digests
-
-
-def digests_of(node: Node, overlap: int = 0) -> list[bytes]:
-    # computed once; O(pages on the node's path without a digest)
-    pending = []
-    above = node
-    while above.digests is None and above.parent is not None:
-        pending.append(above)
-        above = above.parent
-    seed = chain_seed(above.namespace, overlap) if above.digests is None else above.digests[-1]
-    for below in reversed(pending):
-        below.digests = page_digests(seed, below.edge, len(below.edge) // below.num_pages)
-        seed = below.digests[-1]
-    return node.digests or []
-
-
-def last_digest(node: Node, overlap: int = 0) -> bytes:
-    if node.parent is None:
-        return chain_seed(node.namespace, overlap)
-    return digests_of(node, overlap)[-1]

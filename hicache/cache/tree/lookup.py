@@ -4,7 +4,6 @@ Routers ask every engine before they choose one, and a request is looked up when
 """
 
 from hicache.cache.kinds import FULL
-from hicache.cache.tree.dropped import drop
 from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node, make_root
 from hicache.cache.tree.radix_tree import RadixTree
 
@@ -74,9 +73,7 @@ def _path(tree: RadixTree, tokens: bytes, max_len: int, namespace: str) -> tuple
         node = child if pages == child.num_pages else None
     if not (path and tree.drops_block):
         return path, 0
-    most = path[-1][1] if tree.kinds.aux else max_len // tree.page_size
-    hit, _ = drop(path, most, is_mirrored=not tree.demotes)
-    dropped = max(min(path[-1][1], max_len // tree.page_size) - hit, 0)
+    hit, _, dropped = tree.drop(path, max_len // tree.page_size)
     return [(node, min(reached, hit)) for node, reached in path if node.start < hit], dropped
 
 

@@ -6,6 +6,7 @@ The tree never allocates: page ids come from the caller, and ids that it no long
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
+from functools import partial
 
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages
@@ -79,6 +80,7 @@ class RadixTree:
         self.is_lru = policy is None or (policy.rank is None and policy.victim is None)
         self.demotes = demotes
         self.drops_block, self.marks_cold = drops_block, marks_cold
+        self.drop = partial(drop, has_aux=bool(kinds.aux), is_mirrored=not demotes)
         # a look-up also finds the page that ends with the prompt, and drops it: for several kinds,
         # and on the host, vLLM looks a block further (`kv_cache_coordinator.py`, line 882)
         self.peek = int(drops_block and (bool(kinds.aux) or rules.loads_last_page))
@@ -118,9 +120,7 @@ class RadixTree:
         dropped, ready = 0, node.end
         if self.drops_block and node.end:
             path = [(above, above.end) for above in node.span()]
-            most = node.end if self.kinds.aux else max_len // size
-            hit, ready = drop(path, most, is_mirrored=not self.demotes)
-            dropped = max(min(node.end, max_len // size) - hit, 0)
+            hit, ready, dropped = self.drop(path, max_len // size)
             node = self.ancestor(node, tokens, hit) if hit else self.root(namespace)
         best = self.boundary(node, is_device=False)
         on_device = self.boundary(best, is_device=True)

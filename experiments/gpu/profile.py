@@ -106,11 +106,11 @@ def entries(bench: dict[str, Any], launched: dict[str, Any]) -> dict[str, Any]:
     if SLOWDOWN in bench["notes"]:
         slowdown = bench["notes"][SLOWDOWN]
         found["copy_slowdown"] = _figure(slowdown, f"products of 32 tokens; {source}")
-    alone = {each: rate_of.get((each, PROGRAM)) for each in ("to_device", "to_host")}
-    if None not in alone.values():
+    ways = [each for each in ("to_device", "to_host") if (each, PROGRAM) in rate_of]
+    if len(ways) == 2:
         found["copy_kernel"] = launched | {
-            direction: _figure(rate * 1e9, f"one program, pages of 128 KiB; {source}")
-            for direction, rate in alone.items()
+            way: _figure(rate_of[way, PROGRAM] * 1e9, f"one program, pages of 128 KiB; {source}")
+            for way in ways
         }
         for name, (op, case, share) in CODED.items():
             if (op, case) in rate_of:

@@ -133,9 +133,9 @@ def sweep(session: Session) -> None:
             direction, kib // 2, 2 * KIB, num_bytes=session.bench.host_bytes // 4,
             num_layers=1, other="layer_first",
         )  # fmt: skip
-        launch = pieces.by(peers.memcpy_batch)
+        by_engine = pieces.by(peers.memcpy_batch)
         case = f"copy engine {direction}"
-        session.time("sweep", case, launch, pieces.num_bytes, repeats=5, piece_bytes=kib * KIB)
+        session.time("sweep", case, by_engine, pieces.num_bytes, repeats=5, piece_bytes=kib * KIB)
 
 
 EVERY = (

@@ -108,7 +108,7 @@ def _enter(
             session.failures.setdefault(name, f"{where}: {remark}")
         if name in session.failures or timing.p50_s > SLOW_S:
             del kernels[name]
-        its = {"direction": direction, "kernel": name}
+        its: dict[str, int | str] = {"direction": direction, "kernel": name}
         record = Record(op="contest", case=remark, num_bytes=size, timing=timing, parameters=its)
         session.cells.append(record)
 

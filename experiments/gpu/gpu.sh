@@ -94,12 +94,11 @@ if [[ " $parts " == *" kernels "* ]]; then
     step 30 codegen "$python" -m hicache.workbench.codegen
     LINES_SHOWN=260 step 240 bench "$python" -m hicache.workbench.bench \
         --json "$out/bench.json"
-    LINES_SHOWN=40 step 20 claims "$python" -m experiments.gpu.claims "$out/bench.json"
-    if [[ -s "$out/bench.json" ]] && "$python" -c 'import hydra, pandas, tabulate'; then
+    LINES_SHOWN=100 step 20 claims "$python" -m experiments.gpu.claims "$out/bench.json"
+    if [[ -s "$out/bench.json" ]] && "$python" -c 'import hydra'; then
         step 20 profile "$python" -m experiments.gpu.profile "$out/bench.json"
-        LINES_SHOWN=80 step 20 predictions "$python" -m experiments.gpu.predictions --bench "$out/bench.json"
     else
-        skip "profile and predictions" "no bench.json, or something they need: they run anywhere"
+        skip profile "no bench.json, or something it needs: it runs anywhere"
     fi
     # what the tests above have compiled; every pool lies in an allocation of its own, so that a byte
     # beyond it is an error that is seen
@@ -128,6 +127,7 @@ if [[ " $parts " == *" contest "* ]]; then
     done
     LINES_SHOWN=80 step 300 contest "$python" -m hicache.workbench.bench --op contest "${entered[@]}" \
         --json "$out/contest.json"
+    LINES_SHOWN=100 step 20 claims "$python" -m experiments.gpu.claims "$out"/*.json
     step 240 fuzz "${pytest[@]}" "gpu and soak" "${workers[@]}" tests/kernels --confcutdir=tests/kernels
 fi
 

@@ -19,7 +19,8 @@ from omegaconf import OmegaConf
 from hicache.runs.schema import CONF
 
 DIRECTIONS = {"kernel_to_device": "to_device", "kernel_to_host": "to_host"}
-PROGRAM = ("ours", "pages of 128 KiB")  # the case that gives the rate of one program
+PROGRAM = "page 64, 1 programs"  # the case that gives the rate of one program
+CEILING = "ceiling", "copy engine to_device"
 ENGINE = "copy engine to_device"
 # decode is bound by memory: its products run as fast on a hot GPU as on a cool one
 SLOWDOWN = "decode slowed by 4 programs to_device"
@@ -63,7 +64,8 @@ def entries(bench: dict[str, Any], launched: dict[str, Any]) -> dict[str, Any]:
     """
     programs = launched["link_programs"]
     source = f"hicache.workbench.bench on {bench['machine']}"
-    ceiling = bench["ceilings_gb_per_s"].get("engine_to_device")
+    rate_of = {(each["op"], each["case"]): each["gb_per_s"] for each in bench["records"]}
+    ceiling = rate_of.get(CEILING)
     if ceiling is None:
         raise ValueError(f"expected a bench on a GPU, got one on {bench['machine']}")
     found = {"pcie_bandwidth": _figure(ceiling * 1e9, f"copy engine to the device; {source}")}
@@ -101,25 +103,19 @@ def entries(bench: dict[str, Any], launched: dict[str, Any]) -> dict[str, Any]:
             "source": f"batched memcpy to the device; {source}",
             "status": "measured",
         }
-    for goal in bench["goals"]:
-        if goal["what"] == SLOWDOWN and goal["got"] is not None:
-            found["copy_slowdown"] = _figure(goal["got"], f"products of 32 tokens; {source}")
-    alone = {
-        record["parameters"]["direction"]: record["gb_per_s"]
-        for record in bench["records"]
-        if record["op"] == "program"
-        and (record["parameters"]["kernel"], record["parameters"]["shape"]) == PROGRAM
-    }
-    if alone.keys() >= {"to_device", "to_host"}:
+    if SLOWDOWN in bench["notes"]:
+        slowdown = bench["notes"][SLOWDOWN]
+        found["copy_slowdown"] = _figure(slowdown, f"products of 32 tokens; {source}")
+    ways = [each for each in ("to_device", "to_host") if (each, PROGRAM) in rate_of]
+    if len(ways) == 2:
         found["copy_kernel"] = launched | {
-            direction: _figure(alone[direction] * 1e9, f"one program, {PROGRAM[1]}; {source}")
-            for direction in ("to_device", "to_host")
+            way: _figure(rate_of[way, PROGRAM] * 1e9, f"one program, pages of 128 KiB; {source}")
+            for way in ways
         }
         for name, (op, case, share) in CODED.items():
-            for record in bench["records"]:
-                if (record["op"], record["case"]) == (op, case):
-                    rate = record["gb_per_s"] * share * 1e9
-                    found["copy_kernel"][name] = _figure(rate, f"one program, int8; {source}")
+            if (op, case) in rate_of:
+                rate = rate_of[op, case] * share * 1e9
+                found["copy_kernel"][name] = _figure(rate, f"one program, int8; {source}")
     return found
 
 

@@ -11,7 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hicache.workbench.bench.peers import Bound, Buffers, Launch, device_of
+from hicache.kernels.table import device_of
+from hicache.workbench.bench.peers import Bound, Buffers, Launch
 from hicache.workbench.contract import CopyLaunch
 
 SGLANG_MODULE = "sglang.kernels.ops.kvcache.hicache"  # as of 0.5.23
@@ -40,7 +41,7 @@ def _sglang(src: Buffers, dst: Buffers, *, programs: int, uses_tma: bool) -> Cop
         element_size=row_bytes, block_quota=programs, page_size=page_size
     ):
         raise NotImplementedError("SGLang's TMA kernel declines these pages, or was not built")
-    device = device_of(src, dst)
+    device = device_of({"source": src, "target": dst})
 
     def addresses(buffers: Buffers) -> Tensor:
         values = torch.tensor([buffer.data_ptr() for buffer in buffers], dtype=torch.int64)

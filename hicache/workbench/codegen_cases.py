@@ -91,11 +91,6 @@ SCANS = {  # keys and values of a head, and whether there is a skip connection
 }
 
 
-def item_bytes_of(shape: str) -> int:
-    row_bytes, rows, _ = SHAPES[shape]
-    return rows * row_bytes
-
-
 def shaped(shape: str, num_items: int, src: Tensor, dst: Tensor) -> list[tuple[Tensor, ...]]:
     row_bytes, rows, pitch = SHAPES[shape]
     pools = []

@@ -51,10 +51,6 @@ class Instruction(NamedTuple):
     target: int | None  # of a branch: index of the target instruction
 
     @property
-    def is_predicated(self) -> bool:
-        return bool(self.predicate)
-
-    @property
     def is_load(self) -> bool:
         return self.opcode.split(".")[0] in ("LD", "LDG", "LDGSTS")
 
@@ -341,7 +337,7 @@ def _target(text: str, places: dict[str, int]) -> int | None:
 
 def _successors(instructions: list[Instruction], place: int) -> list[int]:
     instruction = instructions[place]
-    goes_on = instruction.is_predicated or instruction.opcode not in ("BRA", "EXIT", "RET")
+    goes_on = bool(instruction.predicate) or instruction.opcode not in ("BRA", "EXIT", "RET")
     following = [place + 1] if goes_on and place + 1 < len(instructions) else []
     if instruction.target is not None and instruction.target < len(instructions):
         following.append(instruction.target)
@@ -371,7 +367,7 @@ def _after(
         sources = [name for operand in operands[1:] for name in _registers(operand, width)]
         loads = _union(state, sources)
     targets = _targets(instruction, operands)
-    return _with(state, targets, loads, keeps=instruction.is_predicated), 0
+    return _with(state, targets, loads, keeps=bool(instruction.predicate)), 0
 
 
 def _targets(instruction: Instruction, operands: list[str]) -> list[str]:

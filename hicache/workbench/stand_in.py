@@ -23,9 +23,8 @@ from triton.runtime.errors import OutOfResources, PTXASError
 SM_90 = GPUTarget("cuda", 90, 32)
 MAX_SHARED_BYTES = 227 << 10
 NUM_SMS = 132
-HOPPER: dict[
-    str, Any
-] = {  # what libraries ask torch when they are imported; they choose configurations by it
+# what libraries ask torch when they are imported; they choose configurations by it
+HOPPER: dict[str, Any] = {
     "device_count": lambda: 1,
     "get_device_name": lambda *_: "NVIDIA H200",
     "get_device_capability": lambda *_: (9, 0),

@@ -1,7 +1,7 @@
 """Prints what a bench of everything prints on an imitated GPU, with times that are made up.
 
 Sizes are scaled down, the kernels of peers do nothing, and the reference stands in for ours. The
-numbers show what is measured, by which formula and against which goal, and nothing about speed.
+numbers show what is measured and by which formula, and nothing about speed.
 
     python -m tests.kernels.measured > tests/kernels/measured.txt
 """

@@ -50,12 +50,9 @@ def run(monkeypatch, tmp_path):
 def test_a_dry_run_runs_every_case(run, capsys):
     code, document = run()
     assert (code, document["failed"]) == (0, {})
-    assert {goal["goal"] for goal in document["goals"]} == {f"G{n}" for n in range(1, 11)} - {"G5"}
-    assert all(goal["holds"] is None and goal["why"] for goal in document["goals"])
     assert {record["op"] for record in document["records"]} >= {"pages", "slots", "sweep", "index"}
     assert all(record["gb_per_s"] is None for record in document["records"])
     printed = capsys.readouterr().out
-    assert "G10  not measured" in printed
     assert "nan" not in printed
 
 
@@ -124,10 +121,15 @@ def test_a_bench_without_a_gpu_or_with_an_unknown_kernel_is_refused(monkeypatch,
 def test_a_users_kernel_is_a_column_of_the_contest(run, capsys):
     code, document = run("--kernel", "wrong_copies:right")
     assert code == 0
-    cells = [cell for cell in document["contest"] if cell["kernel"] == "wrong_copies:right"]
+    cells = [
+        cell for cell in document["contest"] if cell["parameters"]["kernel"] == "wrong_copies:right"
+    ]
     directions = ["device", "to_device", "to_host"]
-    assert [cell["direction"] for cell in cells] == [*sorted(directions * 2), "states"]
-    assert {cell["remark"] for cell in cells} == {"right"}
+    assert [cell["parameters"]["direction"] for cell in cells] == [
+        *sorted(directions * 2),
+        "states",
+    ]
+    assert {cell["case"] for cell in cells} == {"right"}
     printed = capsys.readouterr().out
     (head,) = [line.split() for line in printed.splitlines() if line.startswith("to_device")]
     assert (head[1], head[-1]) == ("ours", "wrong_copies:right")
@@ -141,7 +143,7 @@ def test_a_wrong_kernel_leaves_the_contest_and_fails_the_bench(run, monkeypatch,
     bench_contest.contest(session)
     assert list(session.failures) == ["mine"]
     assert "an item differs" in session.failures["mine"]
-    kernels = [cell.kernel for cell in session.cells]
+    kernels = [cell.parameters["kernel"] for cell in session.cells]
     assert kernels.count("mine") < kernels.count("ours")
     assert run("--kernel", "wrong_copies:source_eater")[0] == 1
     failed = "FAILED wrong_copies:source_eater: device, 4 KiB: RuntimeError"

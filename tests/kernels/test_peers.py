@@ -12,8 +12,7 @@ from hicache.workbench.bench import peers
 from hicache.workbench.check import check
 
 RUN_HERE = [
-    "vllm_blocks", "vllm_states", "vllm_states_tiled", "sgl_warps", "sglang_slots",
-    "sglang_unified", "memcpy_each",
+    "vllm_blocks", "vllm_states", "vllm_states_tiled", "sgl_warps", "sglang_slots", "memcpy_each",
 ]  # fmt: skip
 
 
@@ -23,15 +22,6 @@ def test_a_peer_is_right_in_every_case_it_takes(name):
     verdict = check(peers.PEERS[name], num_cases=3 if name == "vllm_states_tiled" else 10)
     assert verdict.num_right
     assert verdict.passes, str(verdict)
-
-
-def test_the_unified_peer_takes_head_groups():
-    pages = torch.arange(3 * 2 * 4 * 2).view(3, 2, 4, 2)  # page token head dim, int64
-    group = torch.zeros(5, 2, 2, 2, dtype=torch.int64)
-    ids = torch.tensor([2, 0], dtype=torch.int32)
-    peers.sglang_unified([pages[:, :, 2:]], [group])(ids, ids + 1)
-    assert torch.equal(group[[3, 1]], pages[[2, 0], :, 2:])
-    assert not group[[0, 2, 4]].any()
 
 
 @pytest.mark.parametrize("name", sorted(peers.PEERS.keys() - set(RUN_HERE)))
@@ -52,7 +42,6 @@ def launches(monkeypatch):
             return lambda *arguments, **constants: listed.append((grid, arguments, constants))
 
     monkeypatch.setattr(peers, "_pointer_copy_kernel", Kernel())
-    monkeypatch.setattr(peers, "_unified_copy_kernel", Kernel())
     return listed
 
 
@@ -83,18 +72,6 @@ def test_a_peer_is_launched_as_its_engine_launches_it(name, word, block, num_war
     assert constants == {"WORD": word, "BLOCK": block, "num_warps": num_warps}
 
 
-def test_the_unified_peer_takes_two_programs_a_buffer(launches):
-    src, dst = torch.zeros(2, 5, 4, 2, 16), torch.zeros(2, 7, 4, 2, 16)
-    ids = torch.arange(3, dtype=torch.int32)
-    peers.sglang_unified(list(src), list(dst))(ids, ids)
-    peers.sglang_unified(list(src), list(dst))(ids, ids, num_programs=9)
-    assert [each[0] for each in launches] == [(2,)] * 2 + [(9,)] * 2
-    assert launches[0][1][4:] == (3, 4, 16, 64, 64, 16, 16)
-    assert launches[0][2] == {"BLOCK": 1024, "num_warps": 32}
-    with pytest.raises(NotImplementedError, match="rows of heads in one piece wanted"):
-        peers.sglang_unified(list(src.transpose(2, 3)), list(dst))
-
-
 def test_addresses_are_listed_before_a_launch_and_not_in_it():
     src, dst = torch.arange(8).view(4, 2), torch.zeros(4, 2, dtype=torch.int64)
     ids = torch.tensor([1, 3], dtype=torch.int32)
@@ -106,12 +83,3 @@ def test_addresses_are_listed_before_a_launch_and_not_in_it():
         lambda *ids, num_programs=None: (ids, num_programs), 1, 2, num_programs=3
     )
     assert plain() == ((1, 2), 3)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="an order only the interpreter has")
-def test_the_unified_peers_programs_share_the_work():
-    pool = torch.arange(2 * 64).view(2, 64)
-    swap = torch.tensor([0, 1], dtype=torch.int32)
-    peers.sglang_unified([pool], [pool])(swap, swap.flip(0))
-    # one program loads all and then stores it; a second that did so too would swap it back
-    assert pool[:, 0].tolist() == [64, 0]

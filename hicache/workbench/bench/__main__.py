@@ -5,8 +5,7 @@
 compares a kernel of the user's own (`contract`) with ours and the peers, by size and direction.
 
 The bench measures the ceilings of the machine, then every operation and its peers against them. It
-prints a table, each goal with its measured ratio, and the reason for each goal that was not met or
-not measured. A case that fails is reported and the rest go on. `--dry-run` needs no GPU and times
+prints a table. A case that fails is reported and the rest go on. `--dry-run` needs no GPU and times
 nothing: it runs every case at small sizes with the PyTorch references, runs every kernel of the
 contest in the interpreter, and verifies the bytes.
 """
@@ -31,7 +30,7 @@ import triton
 from hicache.workbench.bench.cases import CASES
 from hicache.workbench.bench.contest import contest, own_kernels, table
 from hicache.workbench.bench.measure import MIB, Bench
-from hicache.workbench.bench.session import Cell, Goal, Record, Session
+from hicache.workbench.bench.session import Record, Session
 from hicache.workbench.contract import named
 from hicache.workbench.own import OwnKernel
 
@@ -103,7 +102,6 @@ def _measure(session: Session, names: Sequence[str], path: Path | None) -> None:
 
 def _print_results(session: Session) -> None:
     print("\n".join(_line(record) for record in session.records))
-    print(_goals(session.goals))
     for name, value in session.notes.items():
         if not isinstance(value, float):
             print(f"{name}: {value}")
@@ -150,25 +148,13 @@ def _line(record: Record) -> str:
     return f"{record.op:13} {case:45} {size} {times} µs {record.gb_per_s:9.1f} GB/s"
 
 
-def _goals(goals: list[Goal]) -> str:
-    lines = []
-    for goal in goals:
-        verdict = {True: "met", False: "NOT MET", None: "not measured"}[goal.holds]
-        got = "" if goal.holds is None else f" got {goal.got:.3f}"
-        why = f" ({goal.why})" if goal.why else ""
-        lines.append(f"{goal.goal:4} {verdict:12} {goal.what}: wanted {goal.wanted}{got}{why}")
-    return "\n".join(lines)
-
-
 def _write_json(path: Path, session: Session) -> None:
-    def flat(each: Record | Cell) -> dict[str, Any]:
+    def flat(each: Record) -> dict[str, Any]:
         return {**dataclasses.asdict(each), "gb_per_s": each.gb_per_s}
 
     document = {
         "machine": _machine(session.bench),
-        "ceilings_gb_per_s": session.ceilings,
         "records": list(map(flat, session.records)),
-        "goals": [dataclasses.asdict(goal) for goal in session.goals],
         "notes": session.notes,
         "contest": list(map(flat, session.cells)),
         "failed": session.broken,

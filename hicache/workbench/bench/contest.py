@@ -15,24 +15,14 @@ import torch
 
 from hicache.workbench import contract
 from hicache.workbench.bench import peers
-from hicache.workbench.bench.measure import DIRECTIONS, GIB, KIB, MIB, Transfer
-from hicache.workbench.bench.session import Cell, Session
-from hicache.workbench.codegen_cases import SHAPES, item_bytes_of, shaped
+from hicache.workbench.bench.measure import DIRECTIONS, GIB, KIB, MIB, UNTIMED, Transfer
+from hicache.workbench.bench.session import Record, Session
 from hicache.workbench.contract import CopyKernel
 from hicache.workbench.own import faults_of
 
 ITEM_BYTES = 32 * KIB  # a page of 16 tokens of 2 KiB, K or V, of one layer
 SIZES = (*(KIB << k for k in range(2, 20, 2)), 512 * MIB)  # from 4 KiB
 DRY_SIZES = (4 * KIB, 64 * KIB)
-GOALS = {  # G5: our rate over that of a peer, across the link
-    "vllm_blocks": 1.0,
-    "sgl_warps": 2.0,
-    "sglang_unified": 1.0,
-    "experiments.gpu.sglang_peers:tma": 1.0,
-    "experiments.gpu.sglang_peers:registers": 1.0,
-}
-ONE_PROGRAM = ("vllm_blocks", "vllm_states", "sgl_warps", "sglang_slots", "sglang_unified")
-PROGRAM_BYTES = 8 * MIB
 SLOW_S = 0.1  # a longer launch ends its series
 REPEATS = 7
 
@@ -46,46 +36,8 @@ def contest(session: Session) -> None:
                 break
             transfer = _of_size(session, direction, size)
             _enter(session, direction, transfer, entered)
-        if direction != "device":
-            _judge(session, direction)
     for num_slots in (1, 8) if session.bench.on_gpu else (1,):
         _enter(session, "states", _states(session, num_slots), dict(kernels))
-
-
-def _judge(session: Session, direction: str) -> None:
-    size = max(cell.num_bytes for cell in session.cells if cell.direction == direction)
-    rates = {
-        cell.kernel: cell.gb_per_s
-        for cell in session.cells
-        if (cell.direction, cell.num_bytes) == (direction, size)
-    }
-    for name, wanted in GOALS.items():
-        ratio = rates.get("ours", math.nan) / rates.get(name, math.nan)
-        session.at_least("G5", f"{direction}, {_size(size)}, over {name}", ratio, wanted)
-
-
-def programs(session: Session) -> None:
-    """Measure the bandwidth of copy kernels that are launched with one Triton program only.
-
-    The results show whether a static model of the machine code predicts this bandwidth.
-    """
-    kernels: dict[str, CopyKernel] = {"ours": contract.ours, **session.kernels}
-    kernels |= {name: peers.PEERS[name] for name in ONE_PROGRAM}
-    for direction in DIRECTIONS:
-        for shape in SHAPES:
-            transfer = _shaped(session, direction, shape)
-            for name, kernel in kernels.items():
-                case = f"{direction}, {name}, {shape}"
-                try:
-                    launch = transfer.by(kernel, 1)
-                    session.verified(
-                        "program", case, transfer, launch, repeats=REPEATS,
-                        direction=direction, kernel=name, shape=shape,
-                    )  # fmt: skip
-                except contract.DECLINED as error:
-                    session.notes[case] = f"declined: {error}"
-                except Exception as error:  # in foreign code
-                    session.failures.setdefault(name, f"{case}: {type(error).__name__}: {error}")
 
 
 def own_kernels(session: Session) -> None:
@@ -115,25 +67,24 @@ def own_kernels(session: Session) -> None:
             session.time("own", f"{name}, {what}", launch, num_bytes, repeats=REPEATS)
 
 
-def table(cells: Iterable[Cell]) -> str:
-    cells = list(cells)
-    names = list(dict.fromkeys(cell.kernel for cell in cells))
+def table(cells: Iterable[Record]) -> str:
     lines: list[str] = []
-    by_row: dict[tuple[str, int], dict[str, Cell]] = {}
+    by_row: dict[tuple[str, int], dict[str, Record]] = {}
+    remarks: dict[tuple[str, str], dict[str, None]] = {}  # by kernel and remark: its directions
     for cell in cells:
-        by_row.setdefault((cell.direction, cell.num_bytes), {})[cell.kernel] = cell
+        direction, name = str(cell.parameters["direction"]), str(cell.parameters["kernel"])
+        by_row.setdefault((direction, cell.num_bytes), {})[name] = cell
+        if cell.case not in ("", "right"):
+            remarks.setdefault((name, cell.case), {})[direction] = None
+    names = list(dict.fromkeys(name for row in by_row.values() for name in row))
     width = max([14, *map(len, names)]) + 2
     shown = ""
     for (direction, size), row in by_row.items():
         if direction != shown:
             lines.append(f"\n{direction:12}" + "".join(f"{name:>{width}}" for name in names))
             shown = direction
-        texts = [_text(row.get(name)) for name in names]
+        texts = [_text(row[name]) if name in row else "" for name in names]
         lines.append(f"{_size(size):12}" + "".join(f"{text:>{width}}" for text in texts))
-    remarks: dict[tuple[str, str], dict[str, None]] = {}  # by kernel and remark: its directions
-    for cell in cells:
-        if cell.remark not in ("", "right"):
-            remarks.setdefault((cell.kernel, cell.remark), {})[cell.direction] = None
     told = [f"{name} ({', '.join(where)}): {remark}" for (name, remark), where in remarks.items()]
     return "\n".join([*lines, "", *told])
 
@@ -143,23 +94,23 @@ def _enter(
 ) -> None:
     size = transfer.num_bytes
     for name, kernel in list(kernels.items()):
-        seconds, remark = math.nan, ""
+        timing, remark = UNTIMED, ""
         try:
             launch = transfer.by(kernel)
             session.bench.verify(transfer, launch)
-            seconds = session.bench.timed(launch, repeats=REPEATS).p50_s
-            remark = "right" if math.isnan(seconds) else ""
+            timing = session.bench.timed(launch, repeats=REPEATS)
+            remark = "right" if math.isnan(timing.p50_s) else ""
         except contract.DECLINED as error:
             remark = f"declined: {error}"
         except Exception as error:  # in foreign code: only its own cell is lost
             remark = f"{type(error).__name__}: {error}"[:200]
             where = f"{direction}, {_size(size)}"
             session.failures.setdefault(name, f"{where}: {remark}")
-        if name in session.failures or seconds > SLOW_S:
+        if name in session.failures or timing.p50_s > SLOW_S:
             del kernels[name]
-        session.cells.append(
-            Cell(direction=direction, num_bytes=size, kernel=name, p50_s=seconds, remark=remark)
-        )
+        its: dict[str, int | str] = {"direction": direction, "kernel": name}
+        record = Record(op="contest", case=remark, num_bytes=size, timing=timing, parameters=its)
+        session.cells.append(record)
 
 
 def _of_size(session: Session, direction: str, size: int) -> Transfer:
@@ -172,28 +123,16 @@ def _of_size(session: Session, direction: str, size: int) -> Transfer:
     )
 
 
-def _shaped(session: Session, direction: str, shape: str) -> Transfer:
-    bench = session.bench
-    most = PROGRAM_BYTES if bench.on_gpu else DRY_SIZES[0]
-    item_bytes = item_bytes_of(shape)
-    num_items = 2 * max(min(most, bench.host_bytes // 4) // (2 * item_bytes), 1)
-    arenas = [bench.arenas[name] for name in DIRECTIONS[direction]]
-    src, dst = shaped(shape, num_items, *arenas)
-    return Transfer(src, dst, *bench.half_of(num_items))
-
-
 def _states(session: Session, num_slots: int) -> Transfer:
     src, dst = (session.bench.states(name, 2 * num_slots) for name in DIRECTIONS["device"])
     ids = torch.arange(num_slots, dtype=torch.int32, device=session.bench.device)
     return Transfer(src, dst, 2 * ids, 2 * ids + 1)
 
 
-def _text(cell: Cell | None) -> str:
-    if cell is None:
-        return ""
-    if math.isnan(cell.p50_s):
-        return cell.remark.partition(":")[0]
-    return f"{cell.p50_s * 1e6:.1f} / {cell.gb_per_s:.1f}"
+def _text(cell: Record) -> str:
+    if math.isnan(cell.timing.p50_s):
+        return cell.case.partition(":")[0]
+    return f"{cell.timing.p50_s * 1e6:.1f} / {cell.gb_per_s:.1f}"
 
 
 def _size(num_bytes: int) -> str:

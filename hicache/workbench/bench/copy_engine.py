@@ -43,10 +43,8 @@ class _Attributes(ctypes.Structure):
     ]
 
 
-def contiguous_runs(table: CopyTable, src_ids: Tensor, dst_ids: Tensor) -> Runs:
-    """Split a copy of items between two pools into the longest contiguous memory copies.
-
-    An item is a page or a Mamba state.
+def runs_of(table: CopyTable, src_ids: Tensor, dst_ids: Tensor) -> Runs:
+    """Return a memory copy for each row of each item; an item is a page or a Mamba state.
 
     Args:
         table: the two pools, as described by `copy_table`.
@@ -54,36 +52,12 @@ def contiguous_runs(table: CopyTable, src_ids: Tensor, dst_ids: Tensor) -> Runs:
         dst_ids: [items] int32 in host memory.
     """
     moved = (src_ids >= 0) & (dst_ids >= 0)
-    sources, targets = src_ids[moved].long(), dst_ids[moved].long()
-    breaks = torch.ones(len(sources), dtype=torch.bool)
-    breaks[1:] = (sources.diff() != 1) | (targets.diff() != 1)
-    every = _merged_rows(table.rows)
-    size = every[:, 4]
-    merges = (every[:, 2] == size) & (every[:, 3] == size)
-    runs = []
-    for rows, starts in (
-        (every[merges], torch.nonzero(breaks).flatten()),
-        (every[~merges], torch.arange(len(sources))),
-    ):
-        src, dst, src_stride, dst_stride, size = rows.T[:, :, None]
-        lengths = torch.cat([starts, torch.tensor([len(sources)])]).diff()
-        from_, to = src + sources[starts] * src_stride, dst + targets[starts] * dst_stride
-        runs.append((from_, to, lengths * size))
-    src, dst, num_bytes = (
-        torch.cat([each.flatten() for each in column]) for column in zip(*runs, strict=True)
-    )
+    src, dst, src_stride, dst_stride, size = table.rows.T[:, :, None]
+    from_, to = src + src_ids[moved] * src_stride, dst + dst_ids[moved] * dst_stride
     is_from_host = table.crosses_link and table.src[0].device.type == "cpu"
-    return Runs(src, dst, num_bytes, ANY_ORDER if is_from_host else STREAM_ORDER)
-
-
-def _merged_rows(rows: Tensor) -> Tensor:
-    goes_on = (rows[:-1, :2] + rows[:-1, 4:] == rows[1:, :2]).all(1)
-    goes_on &= (rows[:-1, 2:4] == rows[1:, 2:4]).all(1)
-    number = torch.cat([torch.zeros(1, dtype=torch.int64), (~goes_on).cumsum(0)])
-    first = torch.cat([torch.ones(1, dtype=torch.bool), ~goes_on])
-    merged = rows[first].clone()
-    merged[:, 4] = torch.zeros(len(merged), dtype=torch.int64).index_add_(0, number, rows[:, 4])
-    return merged
+    order = ANY_ORDER if is_from_host else STREAM_ORDER
+    sizes = size.expand_as(to).flatten().contiguous()  # read by address
+    return Runs(from_.flatten(), to.flatten(), sizes, order)
 
 
 def copy_runs(runs: Runs, device: torch.device) -> None:

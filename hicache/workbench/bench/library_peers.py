@@ -4,6 +4,7 @@ A library that is missing, or fails to build its kernels, is named in the notes 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,11 +44,17 @@ def attention(
         return mixed.transpose(1, 2).contiguous()
 
     found = {"torch, pages gathered before": gathered}
+    return found | _built(session, "FlashInfer", partial(_flashinfer, pool, table, queries))
+
+
+def _built(
+    session: Session, name: str, build: Callable[[], Callable[[], Tensor]]
+) -> dict[str, Callable[[], Tensor]]:
     try:
-        found["FlashInfer"] = _flashinfer(pool, table, queries)
+        return {name: build()}
     except Exception as error:  # in foreign code
-        session.notes["FlashInfer"] = f"{type(error).__name__}: {error}"[:300]
-    return found
+        session.notes[name] = f"{type(error).__name__}: {error}"[:300]
+        return {}
 
 
 def _flashinfer(pool: Tensor, table: Tensor, queries: Tensor) -> Callable[[], Tensor]:
@@ -77,36 +84,29 @@ def _flashinfer(pool: Tensor, table: Tensor, queries: Tensor) -> Callable[[], Te
 
 def delta_rule(
     session: Session, size: tuple[int, int, int], keys: int, dim: int
-) -> dict[str, Callable[[], object]]:
+) -> dict[str, Callable[[], Tensor]]:
     """Return flash-linear-attention's gated delta rule on random inputs.
 
     `size` has the numbers of sequences, of tokens of each, and of heads.
     """
-    try:
-        from fla.ops.gated_delta_rule import (
-            chunk_gated_delta_rule,
-            fused_recurrent_gated_delta_rule,
-        )
-    except ImportError as error:
-        session.notes["flash-linear-attention"] = f"not installed: {error}"
-        return {}
-    device = session.bench.device
+    build = partial(_delta_rule, session.bench.device, size, keys, dim)
+    return _built(session, "flash-linear-attention", build)
+
+
+def _delta_rule(
+    device: torch.device, size: tuple[int, int, int], keys: int, dim: int
+) -> Callable[[], Tensor]:
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
+
     query, key = (torch.randn(*size, keys, device=device, dtype=torch.bfloat16) for _ in range(2))
     value = torch.randn(*size, dim, device=device, dtype=torch.bfloat16)
     gate = functional.logsigmoid(torch.randn(*size, device=device))
     beta = torch.rand(*size, device=device, dtype=torch.bfloat16)
     state = torch.zeros(size[0], size[2], keys, dim, device=device)
     rule = fused_recurrent_gated_delta_rule if size[1] == 1 else chunk_gated_delta_rule
-
-    def launch() -> object:
-        return rule(
-            query, key, value, g=gate, beta=beta, initial_state=state,
-            output_final_state=True, use_qk_l2norm_in_kernel=True,
-        )  # fmt: skip
-
-    try:
-        launch()
-    except Exception as error:  # in foreign code
-        session.notes["flash-linear-attention"] = f"{type(error).__name__}: {error}"[:300]
-        return {}
-    return {"flash-linear-attention": launch}
+    launch = partial(
+        rule, query, key, value, g=gate, beta=beta, initial_state=state,
+        output_final_state=True, use_qk_l2norm_in_kernel=True,
+    )  # fmt: skip
+    launch()  # compiles
+    return launch

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -166,6 +167,10 @@ class Bench:
             for name, layout in zip(DIRECTIONS[direction], layouts, strict=True)
         )
         return Transfer(src, dst, *self.half_of(num_pages, contiguous=contiguous))
+
+    def by_engine(self, direction: str) -> Callable[[], object]:
+        from_, to = (self.arenas[name][: self.host_bytes] for name in DIRECTIONS[direction])
+        return partial(to.copy_, from_, non_blocking=True)
 
     def half_of(self, num_items: int, *, contiguous: bool = False) -> list[Tensor]:
         generator = torch.Generator().manual_seed(0)

@@ -9,8 +9,6 @@ loops and grids are as described; blocks and warps are ours where the descriptio
     vllm_states_tiled   after #48110 and #49436: 8 bytes a lane, 16 programs per state
     sgl_warps           sgl_kernel's `transfer_kv_*`: 2 × 32 warps, 8 bytes in flight per thread
     sglang_slots        SGLang's `_fused_slot_copy_kernel`: 16 bits a lane, as in its machine code
-    sglang_unified      SGLang's page-unified load-back (#39726): a launch per layer, 2 programs, 16
-                        bytes a lane, one access in flight; rows may be strided (head groups)
     memcpy_each         one asynchronous copy for each item and buffer
     memcpy_batch        the copy engine; runs listed beforehand, host memory read in any order
 """
@@ -24,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hicache.kernels.table import copy_table
+from hicache.kernels.table import copy_table, device_of
 from hicache.workbench.bench import copy_engine
 from hicache.workbench.contract import CopyKernel, CopyLaunch
 
@@ -57,41 +55,6 @@ def _pointer_copy_kernel(
         item += tl.num_programs(0)
 
 
-@triton.jit(do_not_specialize=["num_items", "row_words"])
-def _unified_copy_kernel(
-    src_ptr,  # of one buffer
-    dst_ptr,
-    src_ids_ptr,  # [G]
-    dst_ids_ptr,  # [G]
-    num_items,  # G
-    rows,  # of an item
-    row_words,
-    src_item,  # strides, in words
-    dst_item,
-    src_row,
-    dst_row,
-    BLOCK: tl.constexpr,
-):
-    row_chunks = row_words // 2
-    num_chunks = num_items * rows * row_chunks
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    while start < num_chunks:
-        chunk = start + tl.arange(0, BLOCK)
-        item = chunk // (rows * row_chunks)
-        row = chunk // row_chunks % rows
-        place = chunk % row_chunks * 2
-        src_id = tl.load(src_ids_ptr + item, mask=chunk < num_chunks, other=-1).to(tl.int64)
-        dst_id = tl.load(dst_ids_ptr + item, mask=chunk < num_chunks, other=-1).to(tl.int64)
-        src = tl.multiple_of(src_ptr + src_id * src_item + row * src_row + place, 16)
-        dst = tl.multiple_of(dst_ptr + dst_id * dst_item + row * dst_row + place, 16)
-        words = tl.where((src_id >= 0) & (dst_id >= 0), 2, 0)
-        words = tl.multiple_of(words, 2)[:, None]
-        word = tl.arange(0, 2)[None, :]
-        value = tl.load(src[:, None] + word, mask=word < words)
-        tl.store(dst[:, None] + word, value, mask=word < words)
-        start += BLOCK * tl.num_programs(0)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bound:
     bind: Callable[[Tensor, Tensor, int | None], Launch]
@@ -121,13 +84,14 @@ class PointerCopy:
         for buffer in (*src, *dst):
             if not buffer[:1].is_contiguous():
                 raise NotImplementedError("items in one piece wanted, got strided rows")
-        item_bytes = torch.tensor([buffer[:1].nbytes for buffer in src])
+        item_words = torch.tensor([buffer[:1].nbytes for buffer in src])
+        item_words = item_words.to(device_of({"source": src, "target": dst})) * 8
+        item_words //= self.word.primitive_bitwidth
 
         def bind(src_ids: Tensor, dst_ids: Tensor, num_programs: int | None) -> Launch:
             is_moved = (src_ids >= 0) & (dst_ids >= 0)
             addresses = [_addresses(src, src_ids, is_moved), _addresses(dst, dst_ids, is_moved)]
-            words = item_bytes.repeat_interleave(len(src_ids))
-            words = words.to(device_of(src, dst)) * 8 // self.word.primitive_bitwidth
+            words = item_words.repeat_interleave(len(src_ids))
             grid = (min(num_programs or self.programs, len(words)), self.tiles)
             if not len(words):
                 return lambda: None
@@ -157,25 +121,6 @@ def vllm_blocks(src: Buffers, dst: Buffers) -> CopyLaunch:
     return _blocks(src, dst)
 
 
-def sglang_unified(src: Buffers, dst: Buffers) -> CopyLaunch:
-    """Return a function that copies pages from host to device as SGLang's load-back does.
-
-    There is one launch per buffer, while SGLang copies K and V of a layer in one launch.
-    """
-    views = [(_rows(s), _rows(d)) for s, d in zip(src, dst, strict=True)]
-
-    def launch(src_ids: Tensor, dst_ids: Tensor, *, num_programs: int | None = None) -> None:
-        for s, d in views:
-            _, rows, row_words = s.shape
-            _unified_copy_kernel[(num_programs or 2,)](
-                s, d, src_ids, dst_ids, len(src_ids), rows, row_words,
-                s.stride(0), d.stride(0), s.stride(1), d.stride(1),
-                BLOCK=1024, num_warps=32,
-            )  # fmt: skip
-
-    return launch
-
-
 def memcpy_each(src: Buffers, dst: Buffers) -> CopyLaunch:
     def bind(src_ids: Tensor, dst_ids: Tensor, num_programs: int | None) -> Launch:
         ids = zip(src_ids.tolist(), dst_ids.tolist(), strict=True)
@@ -197,7 +142,7 @@ def memcpy_batch(src: Buffers, dst: Buffers) -> CopyLaunch:
         raise NotImplementedError("the copy engine needs a GPU")
 
     def bind(src_ids: Tensor, dst_ids: Tensor, num_programs: int | None) -> Launch:
-        runs = copy_engine.contiguous_runs(table, src_ids.cpu(), dst_ids.cpu())
+        runs = copy_engine.runs_of(table, src_ids.cpu(), dst_ids.cpu())
         return partial(copy_engine.copy_runs, runs, table.device)
 
     return Bound(bind=bind)
@@ -209,29 +154,12 @@ PEERS: dict[str, CopyKernel] = {
     "vllm_states_tiled": vllm_states_tiled,
     "sgl_warps": sgl_warps,
     "sglang_slots": sglang_slots,
-    "sglang_unified": sglang_unified,
     "memcpy_each": memcpy_each,
     "memcpy_batch": memcpy_batch,
 }
-
-
-def device_of(src: Buffers, dst: Buffers) -> torch.device:
-    return next((b.device for b in (*src, *dst) if b.is_cuda), torch.device("cpu"))
 
 
 def _addresses(buffers: Buffers, ids: Tensor, is_moved: Tensor) -> Tensor:
     strides = [buffer.stride(0) * buffer.element_size() for buffer in buffers]
     each = [b.data_ptr() + ids.long() * s for b, s in zip(buffers, strides, strict=True)]
     return torch.cat([torch.where(is_moved, addresses, 0) for addresses in each])
-
-
-def _rows(buffer: Tensor) -> Tensor:
-    words = buffer.view(torch.int64)
-    if words.dim() == 2:
-        return words[:, None]
-    if words.dim() != 4 or (words.shape[2] > 1 and words.stride(2) != words.shape[3]):
-        raise NotImplementedError(
-            f"rows of heads in one piece wanted, got {tuple(buffer.stride())}"
-        )
-    num_items, tokens, heads, dim = words.shape
-    return words.as_strided((num_items, tokens, heads * dim), (words.stride(0), words.stride(1), 1))

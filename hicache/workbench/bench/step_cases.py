@@ -18,10 +18,7 @@ from torch.nn import functional
 from hicache.kernels import scan
 from hicache.kernels.append import append, naive_append
 from hicache.kernels.attend import attend, naive_attend
-from hicache.kernels.copy import copy_items
 from hicache.kernels.load import LoadBuffer, load_items, load_of, load_table
-from hicache.kernels.ops import send_ids
-from hicache.kernels.table import copy_table
 from hicache.kernels.transcode import (
     Format,
     code_table,
@@ -33,7 +30,7 @@ from hicache.kernels.transcode import (
 from hicache.workbench.bench import library_peers, peers
 from hicache.workbench.bench.measure import Bench, graphed
 from hicache.workbench.bench.session import Session
-from hicache.workbench.contract import CopyKernel
+from hicache.workbench.contract import bound
 
 PAGE = (16, 8, 128)  # tokens, KV heads, head size
 STATE, TAPS = (32, 128, 128), (3, 8192)  # of a layer: 2 MiB in fp32, 48 KiB in bf16
@@ -41,7 +38,6 @@ QUERY_HEADS = 32
 TILE_ROWS = 64  # query rows of a tile of prefill
 NUM_DECODES = 64
 TOLERANCE = 2e-2  # of the largest value: bf16 against a reference in fp32
-Launches = Sequence[Callable[[], object]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,31 +54,11 @@ class LoadBack:
         """Bytes read from the host."""
         return sum(len(self.moves[each.kind][0]) * each.source[0].nbytes for each in self.buffers)
 
-    def prepared(self) -> tuple[Callable[[int], None], Tensor]:
+    def prepared(self) -> tuple[Callable[..., None], Tensor]:
         """Return a launch that takes a number of programs, and the counters that it raises."""
         table = load_table(self.buffers, self.num_layers)
-        load = load_of(table, self.moves)
         counters = torch.zeros(self.num_layers, 2, dtype=torch.int32, device=self.device)
-
-        def launch(num_programs: int) -> None:
-            load_items(table, load, counters, num_programs=num_programs)
-
-        return launch, counters
-
-    def by_layers(self, kernel: CopyKernel | None) -> list[Callable[[], object]]:
-        """Return one launch a layer: of `kernel`, or of ours with 4 programs."""
-        launches = list[Callable[[], object]]()
-        for _, its in itertools.groupby(self.buffers, lambda each: each.layer):
-            pairs = [(each.source, each.target, each.kind) for each in its]
-            sources, targets, kinds = map(list, zip(*pairs, strict=True))
-            table = copy_table(sources, targets)
-            (ids,) = send_ids((table, *self.moves[kinds[0]]))
-            if kernel is None:
-                launches.append(partial(copy_items, table, *ids, num_programs=4))
-            else:
-                bind = kernel(sources, targets)
-                launches.append(bind.bind(*ids, None))  # type: ignore[attr-defined]
-        return launches
+        return partial(load_items, table, load_of(table, self.moves), counters), counters
 
     def verify(self) -> None:
         for number, each in enumerate(self.buffers):
@@ -140,11 +116,10 @@ def _coded(items: Tensor, form: Format, num_bytes: int) -> Tensor:
 def loads(session: Session) -> None:
     """Measure load-backs of all layers in one launch. Bytes are those read from the host."""
     bench = session.bench
-    ceiling = session.ceilings.get("sm_to_device", math.nan)
     for form, has_states in itertools.product((None, Format.int8, Format.fp8), (False, True)):
         back = load_back(bench, form, has_states=has_states)
         launch, counters = back.prepared()
-        launch(4)
+        launch()
         bench.synchronize()
         back.verify()
         if not bool((counters[:, 1] == 1).all()):
@@ -152,20 +127,11 @@ def loads(session: Session) -> None:
         what = f"{form.name if form else 'plain'} pages" + ", states and taps" * has_states
         for num_programs in (1, 2, 4, 8):
             case = f"{what}, {num_programs} programs"
-            rate = session.time("load", case, partial(launch, num_programs), back.num_bytes)
-            if num_programs == 4 and form is None:
-                session.at_least("G3", f"load-back, {case}, over all SMs", rate / ceiling, 0.97)
-        if form is None and not has_states:
-            by_engine = {"memcpy batch a layer": peers.memcpy_batch} if bench.on_gpu else {}
-            for name, kernel in {"a launch a layer": None, **by_engine}.items():
-                each = back.by_layers(kernel)
-                every = partial(_each, each)
-                session.time("load", f"{what}, {name}", every, back.num_bytes)
-
-
-def _each(launches: Launches) -> None:
-    for launch in launches:
-        launch()
+            session.time("load", case, partial(launch, num_programs=num_programs), back.num_bytes)
+        if form is None and not has_states and bench.on_gpu:
+            sides = zip(*((each.source, each.target) for each in back.buffers), strict=True)
+            every = bound(peers.memcpy_batch(*map(list, sides)), *back.moves[0])
+            session.time("load", f"{what}, memcpy batch", every, back.num_bytes)
 
 
 def encodes(session: Session) -> None:

@@ -13,6 +13,7 @@ Mamba states divide their memory: see hicache size.
 """
 
 import json
+from argparse import ArgumentTypeError
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import deploy
 from hicache.experiment import workload_of
+from hicache.knob import LEAST_FLOAT, MOST_FLOAT
 from hicache.models import GIB
 from hicache.runs.schema import config_of
 from hicache.workload.reuse import Column, reuse
@@ -63,7 +65,7 @@ def curve_of(config: ExperimentConfig) -> Curve:
     Requests that exceed the model's length limit do not count, nor does the warm-up.
 
     Raises:
-        ValueError: the model also caches windows or states.
+        ValueError: the model also caches windows or states, or no request counts.
     """
     deployment = deploy(config)
     if deployment.host_kinds.aux:
@@ -77,10 +79,12 @@ def curve_of(config: ExperimentConfig) -> Curve:
     warm_ns = config.workload.warm_up_s * SECOND_NS
     is_counted = np.array([each.arrival_ns >= warm_ns for each in requests])
     num_tokens = int(np.array([each.prompt_len for each in requests]) @ is_counted)
+    if not num_tokens:
+        raise ValueError("no request counts: all exceed the model's length or are in the warm-up")
     used, dropped = reuse(requests, page, config.overlap), config.draft_key == "drop_block"
 
     def rate(hits: Column) -> float:
-        return int(np.maximum(hits - dropped, 0) @ is_counted) * page / max(num_tokens, 1)
+        return int(np.maximum(hits - dropped, 0) @ is_counted) * page / num_tokens
 
     @cache
     def lru(num_pages: int) -> float:
@@ -151,4 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def numbers(text: str) -> list[float]:
-    return [float(each) for each in text.split(",")]
+    found = [float(each) for each in text.split(",")]
+    if not all(each == 0 or LEAST_FLOAT <= each <= MOST_FLOAT for each in found):
+        raise ArgumentTypeError(f"a size is 0, or from {LEAST_FLOAT} to {MOST_FLOAT:g}: {text}")
+    return found

@@ -14,7 +14,7 @@ from hicache.cli.sweep import sum_up
 from hicache.cli.tables.groups import find_runs
 from hicache.results.report import write_report
 from hicache.results.requests_file import read_requests, records_of
-from hicache.runs.stored import CONFIG_FILE, read_summary, read_yaml
+from hicache.runs.stored import CONFIG_FILE, flat, read_rows, read_summary, read_yaml
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -27,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 run,
                 title=run.name,
                 summary=read_summary(run),
-                config=read_yaml(run / CONFIG_FILE, dict),
+                rows=read_rows(run),
+                knobs=flat(read_yaml(run / CONFIG_FILE, dict)),
                 records=records_of(read_requests(run)),
             )
             print(page)

@@ -75,6 +75,11 @@ def fitted(config: ExperimentConfig, log: "pd.DataFrame", names: Sequence[str]) 
     if config.parallel.pp > 1:
         raise ValueError(f"hicache calibrate needs parallel.pp=1, got {config.parallel.pp}")
     log = log.head(MOST_REQUESTS)
+    if (longest := log["prompt_len"].max()) > config.model.max_len:
+        raise ValueError(
+            f"a prompt of {longest:,} tokens exceeds the {config.model.max_len:,} of "
+            f"{config.model.name}: choose the model of the server"
+        )
     ttft_s = (log["first_token_ns"] - log["arrival_ns"]).to_numpy() * 1e-9
     before_s = float(ttft_s.min())  # at most so much passes before the engine
     for _ in range(3):  # with a better limit, more requests are known to follow another

@@ -22,7 +22,8 @@ literal = rc_context({"text.parse_math": False})  # a name with $ is no formula
 def save(figure: Figure, path: Path) -> None:
     FigureCanvasAgg(figure)
     unwanted = "CreationDate" if path.suffix == ".pdf" else "Software"
-    figure.savefig(path, dpi=DPI, metadata={unwanted: None})
+    kind = path.suffix[1:] or "png"  # without a format, the file would get another name
+    figure.savefig(path, format=kind, dpi=DPI, metadata={unwanted: None})
 
 
 @literal

@@ -4,7 +4,6 @@ The page (`report.html.jinja`) shows the verdict, tables, figures and the slowes
 other metrics and the configuration are folded.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
@@ -76,26 +75,21 @@ KNOBS = {
 }
 
 
-def _value_of(values: Mapping[str, Any], key: str) -> Any:
-    group, _, name = key.rpartition(".")
-    return (values[group] if group else values).get(name)
-
-
 def write_report(
     run_dir: Path,
     *,
     title: str,
     summary: Mapping[str, float],
-    config: Mapping[str, Any],
+    rows: Sequence[Mapping[str, float]],
+    knobs: Mapping[str, Any],
     records: Sequence[RequestRecord],
 ) -> Path:
     """Write `report.html` into the directory of a run, and return its path.
 
-    The directory must already hold `metrics.jsonl` and `config.yaml`. `config` has the settings by
-    group.
+    The directory must already hold `config.yaml`. `rows` are those of `metrics.jsonl`; `knobs` has
+    the settings by their full names.
     """
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    knobs = {name: _value_of(config, key) for key, name in KNOBS.items()}
+    shown = {name: knobs.get(key) for key, name in KNOBS.items()}
     return write_page(
         run_dir / "report.html",
         "report.html.jinja",
@@ -103,7 +97,7 @@ def write_report(
         title=title,
         found=objections([summary]),
         clean=CLEAN,
-        knobs=", ".join(f"{name} {value}" for name, value in knobs.items() if value is not None),
+        knobs=", ".join(f"{name} {value}" for name, value in shown.items() if value is not None),
         summary=summary,
         load=loads(summary),
         stages=[

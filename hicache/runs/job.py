@@ -21,7 +21,15 @@ from hicache.results.tracking import Tracker, plain, write_json
 from hicache.runs import goodput, provenance
 from hicache.runs.checks import as_yaml, changes, refuse_other, refuse_unknown, unheeded
 from hicache.runs.errors import missing
-from hicache.runs.stored import CONFIG_FILE, ERROR_FILE, SUMMARY_FILE, is_finished, read_summary
+from hicache.runs.stored import (
+    CONFIG_FILE,
+    ERROR_FILE,
+    SUMMARY_FILE,
+    flat,
+    is_finished,
+    read_rows,
+    read_summary,
+)
 
 ATTACHED = (*FILES, "report.html", provenance.FILE)
 
@@ -167,7 +175,8 @@ def _draw(outcome: Outcome, records: Sequence[RequestRecord], title: str) -> Non
         outcome.out_dir,
         title=title,
         summary=outcome.summary,
-        config=plain(outcome.config),
+        rows=read_rows(outcome.out_dir),
+        knobs=flat(plain(outcome.config)),
         records=records,
     )
 

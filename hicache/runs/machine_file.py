@@ -28,6 +28,8 @@ def machine_overrides(path: Path) -> list[str]:
     values = dict(_flat(machine))
     if odd := [key for key in values if not key.startswith(ALLOWED)]:
         raise ValueError(f"hardware={path}: a machine file must not set {', '.join(sorted(odd))}")
+    if odd := [key for key, value in values.items() if "${" in value]:
+        raise ValueError(f"hardware={path}: {', '.join(odd)} must be a value, without ${{...}}")
     if not isinstance(base, str) or not base.isidentifier():
         raise ValueError(
             f"hardware={path}: base must name a profile of conf/hardware, got {base!r}"

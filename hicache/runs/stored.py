@@ -6,6 +6,7 @@ an error names the damaged file in one sentence.
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +15,17 @@ import yaml
 CONFIG_FILE = "config.yaml"
 SUMMARY_FILE = "summary.json"
 ERROR_FILE = "error.txt"
-MOST_BYTES = 4 << 20
+ROWS_FILE = "metrics.jsonl"
+# what a page draws of a row
+TOKENS = tuple(f"interval/{name}_tokens" for name in ("device_hit", "host_hit", "storage_hit"))
+DRAWN = (
+    "time_s",
+    *TOKENS,
+    "interval/computed_tokens",
+    "queue/waiting_count",
+    "queue/running_count",
+)
+MOST_BYTES, MOST_ROW_BYTES = 4 << 20, 256 << 20
 MOST_NESTED = 20  # mappings and lists inside each other
 Value = str | int | float | bool | None
 Stored = TypeVar("Stored", dict[str, Any], list[Any])
@@ -24,30 +35,44 @@ def is_finished(out_dir: Path) -> bool:
     return (out_dir / SUMMARY_FILE).is_file() and not (out_dir / ERROR_FILE).exists()
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    contents = _contents(path)
-    try:
-        found = json.loads(contents)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(found).__name__}")
-    return found
-
-
-def read_summary(run_dir: Path) -> dict[str, float]:
-    """Read the metrics of a finished run.
+class Numbers(dict[str, float]):
+    """Finite numbers by name, from `where`; a missing one is a fault of the file.
 
     Raises:
-        ValueError: a metric is no finite number.
+        ValueError: a value is no finite number, or a name is missing.
     """
+
+    def __init__(self, where: str, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.where = where
+        for name, value in values.items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (is_number and abs(value) <= sys.float_info.max):
+                raise ValueError(f"{where}: {name} must be a finite number, got {value!r:.40}")
+
+    def __missing__(self, name: str) -> float:
+        raise ValueError(f"{self.where} lacks {name}")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    return _object(str(path), _contents(path))
+
+
+def read_summary(run_dir: Path) -> Numbers:
+    """Read the metrics of a finished run."""
     file = run_dir / SUMMARY_FILE
-    found = read_json(file)
-    for name, value in found.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (is_number and abs(value) <= sys.float_info.max):
-            raise ValueError(f"{file}: {name} must be a finite number, got {value!r:.40}")
-    return found
+    return Numbers(str(file), read_json(file))
+
+
+def read_rows(run_dir: Path) -> list[Numbers]:
+    """Read the measurements of the time intervals of a run, with all that a page draws."""
+    file, rows = run_dir / ROWS_FILE, []
+    for number, line in enumerate(_contents(file, MOST_ROW_BYTES).splitlines(), 1):
+        where = f"{file}, line {number}"
+        rows.append(Numbers(where, _object(where, line)))
+        for name in DRAWN:
+            rows[-1][name]
+    return rows
 
 
 def read_yaml(path: Path, wanted: type[Stored]) -> Stored:
@@ -89,13 +114,23 @@ def _text(value: object) -> str | None:
     return None if value is None else json.dumps(value)
 
 
-def _contents(path: Path) -> bytes:
+def _object(where: str, contents: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(contents)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{where} must hold a JSON object, got {type(found).__name__}")
+    return found
+
+
+def _contents(path: Path, most: int = MOST_BYTES) -> bytes:
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a regular file")
     with path.open("rb") as file:
-        contents = file.read(MOST_BYTES + 1)
-    if len(contents) > MOST_BYTES:
-        raise ValueError(f"{path} has more than {MOST_BYTES:,} bytes")
+        contents = file.read(most + 1)
+    if len(contents) > most:
+        raise ValueError(f"{path} has more than {most:,} bytes")
     return contents
 
 

@@ -51,15 +51,27 @@ def test_the_command_prints_a_table_and_draws_a_figure(
     assert found["sizes"][0]["belady"] > found["sizes"][0]["lru"]
 
 
-def test_a_model_with_states_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["model=qwen3_next_80b", "workload=chat"])
-    assert "windows or states: use hicache size" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("key", ["bigram", "drop_block"])
 def test_hits_follow_the_key_rule_of_speculation(key: str) -> None:
     rule = ("speculation.drafts=3", f"speculation.key={key}")
     curve = curve_of(config_of(*ALONE, *rule))
     assert curve.lru(10**6) == replayed("cache.unlimited=true", *rule)
     assert curve.lru(10**6) < curve_of(config_of(*ALONE)).lru(10**6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["model=qwen3_next_80b"], "windows or states: use hicache size"),
+        (["workload.warm_up_s=1e9"], "no request counts"),
+        (["--figure=/"], "Is a directory"),
+        *((["--gib=" + size], "a size is 0") for size in ("nan", "inf", "-1", "1e300", "1e-300")),
+    ],
+)
+def test_what_has_no_curve_is_refused(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([*ALONE, *arguments])
+    assert stopped.value.code == 2
+    assert told in capsys.readouterr().err

@@ -12,6 +12,7 @@ from hicache.cli.explain.command import lines, main
 from hicache.cli.explain.rerun import rerun
 from hicache.cli.explain.segments import Steps, segments_of
 from hicache.cli.explain.trace import events_of, write_trace
+from hicache.observe.timeline import KINDS
 from hicache.results.metrics import TTFT_PARTS, Status, summarize
 from hicache.results.tracking import write_json
 from hicache.runs.job import as_yaml, begin
@@ -126,6 +127,8 @@ def test_the_segments_of_a_wait_follow_each_other_and_add_up_to_its_causes(again
 
 def test_the_spans_of_a_trace_are_consistent_and_add_up_to_the_summary(trace, again):
     check_trace(trace)
+    ended = {each.kind for each in again.timeline.transfers if each.end_ns is not None}
+    assert ended == {*KINDS.values(), "storage query", "storage read"}
     events = trace["traceEvents"]
     tracks = [each for each in events if each["name"] == "thread_name"]
     assert len(tracks) == len(again.timeline.turns) + len(again.timeline.lives) > 2

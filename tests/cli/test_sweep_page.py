@@ -132,6 +132,17 @@ def test_report_of_a_sweep_links_its_runs(tmp_path, measures, capsys):
     assert "TTFT by prompt length" in (tmp_path / "0_lru" / "report.html").read_text()
 
 
+@pytest.mark.parametrize("file", ["metrics.jsonl", "summary.json"])
+@pytest.mark.parametrize("text", ["5", "{}", "[" * 100_000, '{"time_s": "x"}', '{"time_s": NaN}'])
+def test_a_page_of_damaged_files_is_refused_by_name(file, text, tmp_path, measures, capsys):
+    write_arms(tmp_path, measures, seeds=1, lru=1.0)
+    (tmp_path / "0_lru" / file).write_text(text)
+    with pytest.raises(SystemExit, match="2"):
+        report.main([str(tmp_path)])
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith(str(tmp_path / "0_lru" / file))
+
+
 def test_a_run_without_reasons_shows_the_command_that_records_them(tmp_path, measures):
     write_run(tmp_path / "0", measures, overrides=["seed=0", "workload.limit=3"])
     report.main([str(tmp_path / "0")])

@@ -68,11 +68,18 @@ def test_calibrate_writes_a_machine_file_that_a_run_takes(log_of_server, capsys,
     assert config_of(f"hardware={machine}", "scheduler.server_s=1").scheduler.server_s == 1
 
 
-def test_calibrate_refuses_a_log_without_overlapping_requests(log_of_server, capsys, tmp_path):
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("seed=0", "scheduler.begin_s needs requests that come while"),
+        ("model.max_len=64", "exceeds the 64 of llama3_8b"),
+    ],
+)
+def test_calibrate_refuses_a_log_that_does_not_fit(setting, told, log_of_server, capsys, tmp_path):
     file, _ = log_of_server()
     with pytest.raises(SystemExit):
-        calibrate.main([file, *TOLD, "--out", str(tmp_path / "mine.yaml")])
-    assert "scheduler.begin_s needs requests that come while" in capsys.readouterr().err
+        calibrate.main([file, *TOLD, setting, "--out", str(tmp_path / "mine.yaml")])
+    assert told in capsys.readouterr().err
     assert not (tmp_path / "mine.yaml").exists()
 
 
@@ -82,6 +89,7 @@ def test_calibrate_refuses_a_log_without_overlapping_requests(log_of_server, cap
         ("{base: h100, cache: {policy: 'mine:Class'}}", "must not set cache.policy"),
         ("{base: mine.yaml}", "base must name a profile"),
         ("{hardware: {name: x}}", "base must name a profile"),
+        ("{base: h100, hardware: {name: '${oc.env:HOME}'}}", "hardware.name must be a value"),
         (None, "does not exist"),
     ],
 )

@@ -9,6 +9,7 @@ from hicache.config import CacheConfig, ExperimentConfig, GeneratedConfig, Prefe
 from hicache.results import figures, report
 from hicache.results.metrics import QUEUE_CAUSES, Status, summarize
 from hicache.results.tracking import plain, write_json
+from hicache.runs.stored import flat, read_rows
 from tests.conftest import row_at
 
 
@@ -30,8 +31,9 @@ def summary_of(run_dir):
 
 def page_of(run_dir, config=CONFIG, records=(), **changes):
     summary = summary_of(run_dir) | changes
-    options = {"title": "a run", "config": plain(config), "records": records}
-    return report.write_report(run_dir, summary=summary, **options).read_text()
+    options = {"title": "a run", "knobs": flat(plain(config)), "records": records}
+    rows = read_rows(run_dir)
+    return report.write_report(run_dir, summary=summary, rows=rows, **options).read_text()
 
 
 def test_the_page_holds_figures_numbers_and_the_config(run_dir, make_record):

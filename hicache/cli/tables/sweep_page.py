@@ -1,6 +1,5 @@
 """The page of a sweep: a sentence per metric, the table, and charts in which arms can be hidden."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os.path import relpath
@@ -22,6 +21,7 @@ from hicache.results.metrics import Status
 from hicache.results.pages import SHARE, chart, distribution, num_places, series, write_page
 from hicache.results.requests_file import has_requests, read_requests
 from hicache.results.verdict import CLEAN
+from hicache.runs.stored import ROWS_FILE, read_rows
 
 COST, TTFT = "gpu/seconds_per_request", "request/ttft_s_mean"
 HIT_RATE = "interval/token_hit_rate"
@@ -220,8 +220,8 @@ def _ttfts(group: Group) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def _hit_rates(group: Group, num_arms: int) -> tuple[list[float], list[float]] | None:
-    file = group.runs[0].path / "metrics.jsonl"
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    path = group.runs[0].path
+    rows = read_rows(path) if (path / ROWS_FILE).is_file() else []
     rows = rows[:: -(-len(rows) // num_places(num_arms)) or 1]
     if not rows:
         return None

@@ -218,6 +218,15 @@ class WorkloadConfig:
     # Mean time in seconds from arrival until an impatient client aborts its request, drawn from an
     # exponential distribution.
     patience_s: float = knob(10.0, above=0)
+    # Count each session with its sub-agents as a job, and report completion times and jobs per hour
+    # (with causal or closed arrivals).
+    jobs: bool = False
+    # Number of jobs (sessions with their sub-agents) after whose end no request is sent. None means
+    # that the run ends with the workload.
+    end_jobs: int | None = knob(None, least=1, only="workload.arrivals=closed")
+    # Time in seconds after which no request is sent; those in flight are answered. None means that
+    # the run ends with the workload.
+    end_s: float | None = knob(None, above=0, only="workload.arrivals=closed")
 
     def __post_init__(self) -> None:
         check_limits("workload", self)
@@ -933,6 +942,9 @@ class GoodputConfig:
     tpot_s: float = knob(0.05, above=0)
     # Fraction of requests that must meet both limits for a request rate to count as sustained.
     share: float = knob(0.9, above=0, most=1, least=0)
+    # Limit on the slowdown of a job: its completion time, divided by that on an idle server with an
+    # infinite cache. Later jobs do not count in `jobs/in_time_per_hour`.
+    job_slowdown: float = knob(2.0, least=1, only="workload.jobs=true")
 
     def __post_init__(self) -> None:
         check_limits("goodput", self)

@@ -22,6 +22,7 @@ STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
 STOCK_POLICIES = (
     *("lru", "lfu", "sglang_slru", "fifo", "random", "slru", "s3fifo", "arc", "lecar", "gdsf"),
     *("marconi", "state_flops", "hints", "tinylfu", "oracle"),
+    *("continuum", "cache_ttl", "mori", "gap_oracle"),
 )
 WRITE_POLICIES = (
     "write_through",
@@ -235,6 +236,8 @@ class WorkloadConfig:
             raise ValueError(
                 f"workload.slice must be i/n with i from 0 to n - 1, got {self.slice!r}"
             )
+        if self.jobs and self.arrivals is Arrivals.open:
+            raise ValueError("workload.jobs needs workload.arrivals=causal or closed, got open")
 
     @property
     def part(self) -> tuple[int, int]:

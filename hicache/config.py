@@ -298,6 +298,34 @@ class GeneratedConfig(WorkloadConfig):
     session_rate: float = knob(1.0, above=0)
 
 
+STRUCTURE = ("spawn", "agents", "best_of", "samples", "retry", "compact")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentsConfig(GeneratedConfig):
+    """Coding agents that are generated from the statistics of a public trace."""
+
+    # How agents branch. Shares of tool calls: spawn (they start sub-agents, `agents` at a time). Of
+    # turns: best_of (they are asked `samples` times at once, and the next turn waits for all), retry
+    # (they are asked again after their answer) and compact (the context is first cut to a summary).
+    # By default: 0, 2, 0, 3, 0, and 0.0053 as in the trace.
+    structure: dict[str, float] = knob({}, least=0, most=1000)
+    # Median duration in seconds of the calls of each tool, such as {read: 0.3, test: 30}. Four of
+    # five calls are of the same tool as the call before. Empty means durations as in the trace,
+    # without names.
+    tools: dict[str, float] = knob({}, above=0, least=0)
+
+    def __post_init__(self) -> None:
+        super(AgentsConfig, self).__post_init__()
+        for key, value in self.structure.items():
+            is_count = key in ("agents", "samples")
+            if key not in STRUCTURE or (value < 1 or value % 1 if is_count else value > 1):
+                raise ValueError(
+                    f"workload.structure takes {', '.join(STRUCTURE)}; agents and samples are whole "
+                    f"numbers from 1, the others shares up to 1; got {key}: {value:g}"
+                )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundsConfig(WorkloadConfig):
     """Clients that ask in rounds: each sends a request after the answer to its previous one."""
@@ -366,7 +394,8 @@ class PrefixesConfig(WorkloadConfig):
 
 # the settings of each kind of workload
 WORKLOADS: dict[str, type[WorkloadConfig]] = {
-    **dict.fromkeys(("builtin", "chat", "agents"), GeneratedConfig),
+    **dict.fromkeys(("builtin", "chat"), GeneratedConfig),
+    "agents": AgentsConfig,
     "multi_turn": RoundsConfig,
     "shared_prefix": PrefixesConfig,
     **dict.fromkeys(("mooncake_conversation", "mooncake_synthetic"), TraceConfig),

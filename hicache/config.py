@@ -21,8 +21,8 @@ STORAGES = ("memory", "mooncake_master", "slab", "file", "redis", "mooncake")
 STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
 STOCK_POLICIES = (
     *("lru", "lfu", "sglang_slru", "fifo", "random", "slru", "s3fifo", "arc", "lecar", "gdsf"),
-    *("marconi", "state_flops", "hints", "tinylfu", "oracle"),
-    *("continuum", "cache_ttl", "mori", "gap_oracle"),
+    *("marconi", "state_flops", "hints", "continuum", "cache_ttl", "mori", "gap_oracle"),
+    *("tinylfu", "oracle"),
 )
 WRITE_POLICIES = (
     "write_through",
@@ -305,10 +305,10 @@ STRUCTURE = ("spawn", "agents", "best_of", "samples", "retry", "compact")
 class AgentsConfig(GeneratedConfig):
     """Coding agents that are generated from the statistics of a public trace."""
 
-    # How agents branch. Shares of tool calls: spawn (they start sub-agents, `agents` at a time). Of
-    # turns: best_of (they are asked `samples` times at once, and the next turn waits for all), retry
-    # (they are asked again after their answer) and compact (the context is first cut to a summary).
-    # By default: 0, 2, 0, 3, 0, and 0.0053 as in the trace.
+    # How agents branch. Share of tool calls: spawn (they start sub-agents, `agents` at a time).
+    # Shares of turns: best_of (asked `samples` times at once; the next turn waits for all), retry
+    # (asked again after the answer) and compact (the context is first cut to a summary). By
+    # default: 0, 2, 0, 3, 0, and 0.0053 as in the trace.
     structure: dict[str, float] = knob({}, least=0, most=1000)
     # Median duration in seconds of the calls of each tool, such as {read: 0.3, test: 30}. Four of
     # five calls are of the same tool as the call before. Empty means durations as in the trace,
@@ -321,8 +321,8 @@ class AgentsConfig(GeneratedConfig):
             is_count = key in ("agents", "samples")
             if key not in STRUCTURE or (value < 1 or value % 1 if is_count else value > 1):
                 raise ValueError(
-                    f"workload.structure takes {', '.join(STRUCTURE)}; agents and samples are whole "
-                    f"numbers from 1, the others shares up to 1; got {key}: {value:g}"
+                    f"workload.structure takes {', '.join(STRUCTURE)}; agents and samples "
+                    f"are whole numbers from 1, the others shares; got {key}: {value:g}"
                 )
 
 

@@ -23,9 +23,9 @@ HOUR_S = 3600
 INFINITE = 1 << 60  # pages
 KEYS = (
     *(f"jobs/{end}_count" for end in ENDS),
-    *(f"jobs/{name}_{each}" for name in ("completion_s", "slowdown") for each in ("mean", "p50", "p95")),
-    "jobs/per_hour",
-    "jobs/in_time_per_hour",
+    *(f"jobs/completion_s_{each}" for each in ("mean", "p50", "p95")),
+    *(f"jobs/slowdown_{each}" for each in ("mean", "p50", "p95")),
+    *("jobs/per_hour", "jobs/in_time_per_hour"),
     *(f"jobs/{part}_s_mean" for part in PARTS),
 )
 

@@ -66,7 +66,7 @@ SAID = (
     "workload/distinct_tokens",
 )
 # present only if they apply: separate engines; reasons with engine.explain; a goodput search; pools
-# with a capacity; speculation; stages; jobs; a real executor, hidden copies, and logits that were compared
+# with a capacity; speculation; stages; jobs; a real executor, hidden copies, and compared logits
 SOMETIMES = (
     *roles.COUNTERS,
     *roles.MEASURES,

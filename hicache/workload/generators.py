@@ -154,9 +154,9 @@ def _play(
 ) -> None:
     # what the settings add is drawn apart, so that the sessions are the same without it
     config, extra = draft.config, draft.extra
-    is_agents = isinstance(config, AgentsConfig)
-    structure = config.structure if is_agents else {}
-    tools = sorted(config.tools.items()) if is_agents else []
+    structure, tools = dict[str, float](), list[tuple[str, float]]()
+    if isinstance(config, AgentsConfig):
+        structure, tools = config.structure, sorted(config.tools.items())
     stop_reason, tool = "tool_use", 0
     for turn in range(1, num_turns + 1):
         ends = turn == num_turns or rng.random() < AGENT_ENDS_TURN[stop_reason]

@@ -222,12 +222,14 @@ class Continuum(Sessions):
     - Requests of pinned sessions come first, then sessions in the order of their first requests.
 
     Pinned data is evicted last and not locked: that of the session that came last goes first, as in
-    the released code if nothing else can run. In that code, requests wait before this happens.
+    the released code if nothing else can run. In that code, requests wait before this happens. With
+    `ordered` 0, requests come in the order of arrival.
     """
 
-    def __init__(self, world: World, *, pin_s: float = 2.0) -> None:
+    def __init__(self, world: World, *, pin_s: float = 2.0, ordered: float = 1) -> None:
         super().__init__(world)
         self._pin_s = pin_s
+        self._is_ordered = bool(ordered)
         self._pins: dict[Session, float] = {}  # the ends of pins in ns
         self._durations: dict[str, tuple[float, int]] = {}  # sum in s, and number, by tool
 
@@ -269,6 +271,8 @@ class Continuum(Sessions):
         return (0.0, entry.used, entry.end)
 
     def sort_key(self, req: RequestState, match: MatchResult) -> float:
+        if not self._is_ordered:
+            return 0.0
         session = self.sessions[req.request.session_id]
         later_s = 0.0 if self.is_pinned(session) else LATER_S
         return later_s + session.begun_ns / SECOND_NS
@@ -285,8 +289,10 @@ class CacheTtl(Continuum):
     tools last 1 s on average, with an exponential distribution: the best time is then ln(benefit).
     """
 
-    def __init__(self, world: World, *, history: float = 100, queue_window: float = 100) -> None:
-        super().__init__(world)
+    def __init__(
+        self, world: World, *, history: float = 100, queue_window: float = 100, ordered: float = 1
+    ) -> None:
+        super().__init__(world, ordered=ordered)
         self._history = history
         self._calls: dict[str, list[float]] = {}  # in s, in rising order, by tool; "" has all
         self._queue_s: deque[float] = deque(maxlen=int(queue_window))

@@ -21,7 +21,8 @@ STORAGES = ("memory", "mooncake_master", "slab", "file", "redis", "mooncake")
 STOP_POLICIES = ("best_effort", "wait_complete", "timeout", "marginal")
 STOCK_POLICIES = (
     *("lru", "lfu", "sglang_slru", "fifo", "random", "slru", "s3fifo", "arc", "lecar", "gdsf"),
-    *("marconi", "state_flops", "hints", "tinylfu", "oracle"),
+    *("marconi", "state_flops", "hints", "continuum", "cache_ttl", "mori", "gap_oracle"),
+    *("tinylfu", "oracle"),
 )
 WRITE_POLICIES = (
     "write_through",
@@ -218,6 +219,15 @@ class WorkloadConfig:
     # Mean time in seconds from arrival until an impatient client aborts its request, drawn from an
     # exponential distribution.
     patience_s: float = knob(10.0, above=0)
+    # Count each session with its sub-agents as a job, and report completion times and jobs per hour
+    # (with causal or closed arrivals).
+    jobs: bool = False
+    # Number of jobs (sessions with their sub-agents) after whose end no request is sent. None means
+    # that the run ends with the workload.
+    end_jobs: int | None = knob(None, least=1, only="workload.arrivals=closed")
+    # Time in seconds after which no request is sent; those in flight are answered. None means that
+    # the run ends with the workload.
+    end_s: float | None = knob(None, above=0, only="workload.arrivals=closed")
 
     def __post_init__(self) -> None:
         check_limits("workload", self)
@@ -226,6 +236,8 @@ class WorkloadConfig:
             raise ValueError(
                 f"workload.slice must be i/n with i from 0 to n - 1, got {self.slice!r}"
             )
+        if self.jobs and self.arrivals is Arrivals.open:
+            raise ValueError("workload.jobs needs workload.arrivals=causal or closed, got open")
 
     @property
     def part(self) -> tuple[int, int]:
@@ -284,6 +296,34 @@ class GeneratedConfig(WorkloadConfig):
     num_sessions: int = knob(200, least=1, most=10**7)
     # Mean rate at which sessions start (a Poisson process), in sessions per second.
     session_rate: float = knob(1.0, above=0)
+
+
+STRUCTURE = ("spawn", "agents", "best_of", "samples", "retry", "compact")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentsConfig(GeneratedConfig):
+    """Coding agents that are generated from the statistics of a public trace."""
+
+    # How agents branch. Share of tool calls: spawn (they start sub-agents, `agents` at a time).
+    # Shares of turns: best_of (asked `samples` times at once; the next turn waits for all), retry
+    # (asked again after the answer) and compact (the context is first cut to a summary). By
+    # default: 0, 2, 0, 3, 0, and 0.0053 as in the trace.
+    structure: dict[str, float] = knob({}, least=0, most=1000)
+    # Median duration in seconds of the calls of each tool, such as {read: 0.3, test: 30}. Four of
+    # five calls are of the same tool as the call before. Empty means durations as in the trace,
+    # without names.
+    tools: dict[str, float] = knob({}, above=0, least=0)
+
+    def __post_init__(self) -> None:
+        super(AgentsConfig, self).__post_init__()
+        for key, value in self.structure.items():
+            is_count = key in ("agents", "samples")
+            if key not in STRUCTURE or (value < 1 or value % 1 if is_count else value > 1):
+                raise ValueError(
+                    f"workload.structure takes {', '.join(STRUCTURE)}; agents and samples "
+                    f"are whole numbers from 1, the others shares; got {key}: {value:g}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -354,7 +394,8 @@ class PrefixesConfig(WorkloadConfig):
 
 # the settings of each kind of workload
 WORKLOADS: dict[str, type[WorkloadConfig]] = {
-    **dict.fromkeys(("builtin", "chat", "agents"), GeneratedConfig),
+    **dict.fromkeys(("builtin", "chat"), GeneratedConfig),
+    "agents": AgentsConfig,
     "multi_turn": RoundsConfig,
     "shared_prefix": PrefixesConfig,
     **dict.fromkeys(("mooncake_conversation", "mooncake_synthetic"), TraceConfig),
@@ -933,6 +974,9 @@ class GoodputConfig:
     tpot_s: float = knob(0.05, above=0)
     # Fraction of requests that must meet both limits for a request rate to count as sustained.
     share: float = knob(0.9, above=0, most=1, least=0)
+    # Limit on the slowdown of a job: its completion time, divided by that on an idle server with an
+    # infinite cache. Later jobs do not count in `jobs/in_time_per_hour`.
+    job_slowdown: float = knob(2.0, least=1, only="workload.jobs=true")
 
     def __post_init__(self) -> None:
         check_limits("goodput", self)

@@ -24,6 +24,7 @@ from hicache.observe.timeline import Timeline
 from hicache.policies.policy import policy_of
 from hicache.policies.routing import Replica, Route, router_of
 from hicache.request import Request
+from hicache.results.jobs import job_measures
 from hicache.results.measures import run_measures, scaled_to_load, working_set
 from hicache.results.metrics import Progress, RequestRecord, Result
 from hicache.results.recorder import Recorder, Tally
@@ -101,6 +102,8 @@ def _run(
         **played.measures,
         **workload.counts,
     }
+    if config.workload.jobs:
+        measures |= job_measures(config, deployment.cost, workload.requests, played.records)
     wall_s = time.perf_counter() - started
     return Result(
         records=played.records, measures=measures, wall_s=wall_s, notes=notes + played.notes

@@ -93,6 +93,7 @@ def _refuse_bonds(config: ExperimentConfig, deployment: Deployment) -> Route:
         "arrivals that wait for answers of other sessions": not workload.is_timed,
         "stages of the load": bool(workload.stage_ends_s),
         "engine.explain=true": config.engine.explain,
+        "workload.jobs=true": workload.jobs,
         "parallel.prefill, whose engines share a link": bool(config.parallel.prefill),
         "cache.policy=oracle, which knows all requests": config.cache.policy == "oracle",
         "goodput.num_rates": bool(config.goodput.num_rates),

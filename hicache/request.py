@@ -87,6 +87,7 @@ class Request:
     joins: tuple[int, ...] = ()  # further requests whose answers it waits for
     think_ns: int = 0
     stop_reason: str = ""
+    tool: str = ""  # name of the tool that the answer calls, if it is known
     namespace: str = ""  # LoRA adapter or tenant salt: equal tokens of two namespaces never match
     session_name: str = ""  # the trace's own id of the session
     prompt_len: int = field(init=False)

@@ -12,9 +12,10 @@ CORE = ("engine/", "scheduler/", "cache/", "executor/simulated/", "experiment.py
 # what a replay reaches today; the numbers may only fall (the limits were 35 files and 4,300 lines,
 # before placement by chunk, eviction of mirrors, the engines' own orders of a step, several batches
 # in flight, what vLLM keeps of windows, the event queue of engines, loads that no step overlaps,
-# speculation, separate engines for prefill and decode, and pipeline stages came in)
+# speculation, separate engines for prefill and decode, pipeline stages and events of arrivals came
+# in)
 MOST_FILES = 34
-MOST_LINES = 5_470
+MOST_LINES = 5_475
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

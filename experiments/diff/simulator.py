@@ -402,6 +402,8 @@ class CountedIo:
 class _Watch:
     # releases some requests, and notes whether one of them was refused
 
+    is_over = False
+
     def __init__(self, releases: list[Release]) -> None:
         self._releases = releases
         self.is_refused = False

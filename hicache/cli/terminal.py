@@ -10,7 +10,7 @@ from rich.text import Text
 from hicache.cache.tiers.transfer import FATES
 from hicache.cli.console import console, show_table
 from hicache.observe.reasons import REASONS
-from hicache.results import pipeline, speculation
+from hicache.results import jobs, pipeline, speculation
 from hicache.results.metrics import HANDOVER_PARTS, QUEUE_CAUSES, TTFT_PARTS
 from hicache.results.roles import TIERS as ROLE_TIERS
 from hicache.results.verdict import CLEAN, in_short, loads, objections, stage_lines
@@ -154,6 +154,7 @@ def _lines(outcome: Outcome) -> Sequence[str]:
         ),
         *(f"drafts     {told}" for told in filter(None, [speculation.outcome(summary)])),
         *(f"pipeline   {told}" for told in filter(None, [pipeline.outcome(summary)])),
+        *(f"jobs       {told}" for told in filter(None, [jobs.outcome(summary)])),
         f"queue      time by cause: {_shares(summary, 'request/queue_{}_s_mean', QUEUE_CAUSES)}",
         f"load       {loads(summary)}",
         *(f"  {line}" for line in stage_lines(summary)),

@@ -42,6 +42,7 @@ METHODS = {
     "on_miss": ANYTHING,
     "on_split": ANYTHING,
     "on_evict": ANYTHING,
+    "on_arrive": ANYTHING,
     "on_finish": ANYTHING,
     "rank": RANK,
     "victim": ANYTHING,  # checked where it is called

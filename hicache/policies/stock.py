@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from functools import partial
 
+from hicache.policies.agents import CacheTtl, Continuum, GapOracle, Hints, Mori
 from hicache.policies.eviction import Fifo, Lfu, Random, UsedAgain
 from hicache.policies.queues import Arc, LeCaR, PerPool, S3Fifo, Slru
-from hicache.policies.values import Belady, Gdsf, Hints, Marconi, StateFlops, TinyLfu
+from hicache.policies.values import Belady, Gdsf, Marconi, StateFlops, TinyLfu
 
 STOCK: dict[str, Callable[..., object]] = {
     "lfu": Lfu,
@@ -20,6 +21,10 @@ STOCK: dict[str, Callable[..., object]] = {
     "marconi": Marconi,
     "state_flops": StateFlops,
     "hints": Hints,
+    "continuum": Continuum,
+    "cache_ttl": CacheTtl,
+    "mori": Mori,
+    "gap_oracle": GapOracle,
     "tinylfu": TinyLfu,
     "oracle": Belady,
 }

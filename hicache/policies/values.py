@@ -1,4 +1,4 @@
-"""Policies that give each entry a value: GDSF, Marconi, hints, TinyLFU, and Belady's optimum."""
+"""Policies that give each entry a value: GDSF, Marconi, TinyLFU, and Belady's optimum."""
 
 import heapq
 from bisect import bisect_left
@@ -162,45 +162,6 @@ class StateFlops:
 def _scaled(values: list[float]) -> list[float]:
     low, high = min(values, default=0.0), max(values, default=0.0)
     return [(value - low) / (high - low) if high > low else 0.0 for value in values]
-
-
-class Hints:
-    """LRU eviction that keeps data longer if a tool call is expected to return to the data.
-
-    The data of a conversation turn that ends in a tool call counts as used `ttl` uses later. `ttl`
-    counts uses of the cache, not seconds, because the ranks of an engine have different clocks. The
-    idea is from Continuum (Li et al., 2025), which locks the KV cache of such a turn for some time.
-    """
-
-    def __init__(self, world: World, *, ttl: float = 500) -> None:
-        self._ttl = ttl
-        self._asker: dict[int, int] = {}  # by key of a page that was not found: the request
-        self._calls: set[int] = set()  # requests that ended in a tool call
-
-    def on_miss(self, keys: Iterable[int], request: Request) -> None:
-        self._asker.update((key, request.id) for key in keys)
-
-    def on_hit(self, entry: Entry, request: Request) -> None:
-        entry.state = request.id
-
-    def on_insert(self, entry: Entry, tier: str) -> None:
-        # the entry belongs to the turn that computed it, or to the owner of the entry above
-        above = entry.parent
-        owner = self._asker.pop(entry.key, None)
-        if owner is not None:
-            entry.state = owner
-        elif entry.state is None and above is not None:
-            entry.state = above.state
-
-    def on_split(self, entry: Entry, first: Entry) -> None:
-        first.state = entry.state
-
-    def on_finish(self, request: Request, outcome: str) -> None:
-        if request.stop_reason == "tool_use":
-            self._calls.add(request.id)
-
-    def rank(self, entry: Entry, tier: str, kind: str) -> tuple[float, ...]:
-        return (entry.used + (self._ttl if entry.state in self._calls else 0), entry.end)
 
 
 class TinyLfu:

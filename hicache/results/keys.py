@@ -6,7 +6,7 @@ The keys do not depend on what happens in a run: an event that never happens has
 from hicache.cache.kinds import KIND_NAMES
 from hicache.cache.tree.node import TIER_NAMES, TIERS
 from hicache.observe.reasons import REASONS
-from hicache.results import roles
+from hicache.results import jobs, roles
 from hicache.results.metrics import HANDOVER_PARTS, PERCENTILES, REQUIRED_MEASURES, summarize
 from hicache.results.pipeline import KEYS as PIPELINE
 from hicache.results.speculation import KEYS as SPECULATION
@@ -66,7 +66,7 @@ SAID = (
     "workload/distinct_tokens",
 )
 # present only if they apply: separate engines; reasons with engine.explain; a goodput search; pools
-# with a capacity; speculation; a real executor, hidden copies, and logits that were compared
+# with a capacity; speculation; stages; jobs; a real executor, hidden copies, and compared logits
 SOMETIMES = (
     *roles.COUNTERS,
     *roles.MEASURES,
@@ -90,6 +90,7 @@ SOMETIMES = (
     "load_back/hidden_share",
     *(f"speculation/{name}" for name in SPECULATION),
     *PIPELINE,
+    *jobs.KEYS,
     "trace/left_out_rows",
     "trace/completed_rows",
     "trace/outside_parents",

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hicache.clock import SECOND_NS
 from hicache.observe.reasons import REASONS
+from hicache.results.jobs import outcome as job_outcome
 from hicache.results.metrics import (
     HANDOVER_PARTS,
     PERCENTILES,
@@ -51,6 +52,7 @@ HIT_COLORS = (
     ("10 to 50 %", "#E69F00", 0.1, 0.5),
     ("50 % and more", "#0072B2", 0.5, 1.1),
 )
+OUTCOMES = (speculation_outcome, pipeline_outcome, job_outcome)  # None without the feature
 MAX_BARS = 160  # most intervals drawn; neighbors are merged beyond that
 MAX_DOTS = 10_000
 NUM_SLOWEST = 10
@@ -101,7 +103,7 @@ def write_report(
         summary=summary,
         load=loads(summary),
         stages=[
-            *filter(None, [speculation_outcome(summary), pipeline_outcome(summary)]),
+            *filter(None, [each(summary) for each in OUTCOMES]),
             *stage_lines(summary),
         ],
         colors=TIER_COLORS,

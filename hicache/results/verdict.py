@@ -214,6 +214,11 @@ def _idle(summary: Summary) -> float | None:
     return None if is_waiting else _busiest(summary, RHOS)
 
 
+def _mostly_hits(summary: Summary) -> float | None:
+    has_jobs = "jobs/per_hour" in summary
+    return summary.get("cache/token_hit_rate") if has_jobs else None
+
+
 def _overloaded(what: str, *rhos: str) -> Condition:
     def number(summary: Summary) -> float | None:
         if summary.get(CLOSED):  # a closed loop is as full as its user configured it
@@ -347,6 +352,14 @@ CONDITIONS = (
         means="the load is near saturation, where TTFT differs several times between seeds: quote "
         "the throughput at saturation over five seeds or more, not TTFT",
         is_share=False,
+    ),
+    Condition(
+        name="mostly hits",
+        threshold=0.9,
+        number=_mostly_hits,
+        phrase="{} of the prompt tokens of jobs are hits",
+        means="total tokens per second count them, so compare latencies at the slow end (p95 of "
+        "TTFT and completion time), not total throughput",
     ),
     Condition(
         name="few sessions",

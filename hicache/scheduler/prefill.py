@@ -113,6 +113,8 @@ class Prefill:
         self._num_submitted += 1
         tokens = self.cache.tree.names.tokens(request)
         req = RequestState(request, tokens, self._num_submitted, came_ns)
+        if self.cache.tree.entries is not None:
+            self.cache.tree.entries.arrived(request)
         reason = self._never_fits(request)
         if reason is not None:
             self._ended.reject(req, reason)

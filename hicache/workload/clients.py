@@ -74,6 +74,8 @@ class Clients:
         return dropped.requests
 
     def _send(self, releases: Iterable[Release], now_ns: int) -> None:
+        if self._feeder.is_over:  # those that think send nothing
+            self._sent = sorted(each for each in self._sent if each[0] <= now_ns)
         for time_ns, request in releases:
             heappush(self._sent, (max(time_ns, now_ns), next(self._numbers), request))
         self._look()

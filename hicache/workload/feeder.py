@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from hicache.clock import to_ns
+from hicache.clock import NEVER, to_ns
 from hicache.config import Arrivals, WorkloadConfig
 from hicache.request import Request
 
@@ -29,6 +29,8 @@ class Dropped(NamedTuple):
 
 
 class Releases(Protocol):
+    is_over: bool  # whether no further request is sent
+
     def initial(self) -> list[Release]: ...
     def on_answered(self, request_id: int, now_ns: int) -> list[Release]: ...
     def on_dropped(self, request_id: int, now_ns: int) -> Dropped: ...
@@ -49,7 +51,12 @@ class Feeder:
     With causal and closed arrivals, a request also waits for the last answers of the sub-agents
     whose results it uses. The caller reports each request once, as answered or as dropped. Lists of
     releases are ordered by time, and then by request id.
+
+    A closed loop may end before the workload: nothing is released from `end_s` seconds on, or once
+    `end_jobs` trees have ended.
     """
+
+    is_over = False
 
     def __init__(self, requests: Sequence[Request], config: WorkloadConfig) -> None:
         self._mode = config.arrivals
@@ -79,6 +86,8 @@ class Feeder:
         self._waiting_roots = deque(roots)
         self._free_places = config.concurrency
         self._stagger_ns = to_ns(config.stagger_s)
+        self._end_ns = NEVER if config.end_s is None else to_ns(config.end_s)
+        self._jobs_left = config.end_jobs
 
     def initial(self) -> list[Release]:
         """Return the first requests to release, each with its time in ns.
@@ -87,7 +96,9 @@ class Feeder:
         """
         if self._mode is Arrivals.closed:
             trees = enumerate(self._start_trees(0))
-            return [(place * self._stagger_ns, request) for place, (_, request) in trees]
+            return self._before_end(
+                [(place * self._stagger_ns, request) for place, (_, request) in trees]
+            )
         first = self._requests.values() if self._mode is Arrivals.open else self._waiting_roots
         released = [(request.arrival_ns, request) for request in first]
         self._waiting_roots.clear()
@@ -108,7 +119,7 @@ class Feeder:
                 released.append((max(child.arrival_ns, now_ns), child))
             elif self._mode is Arrivals.closed:
                 released.append((now_ns + child.think_ns, child))
-        return _in_order(released + self._start_trees(now_ns))
+        return self._before_end(_in_order(released + self._start_trees(now_ns)))
 
     def on_dropped(self, request_id: int, now_ns: int) -> Dropped:
         """Drop a rejected or aborted request, and all requests that wait for its answer.
@@ -128,7 +139,7 @@ class Feeder:
             self._settle(request.id)
             gone.append(request)
         gone.sort(key=lambda request: request.id)
-        return Dropped(gone, self._start_trees(now_ns))
+        return Dropped(gone, self._before_end(self._start_trees(now_ns)))
 
     def _settle(self, request_id: int) -> None:
         if request_id not in self._unsettled:
@@ -141,6 +152,14 @@ class Feeder:
         self._tree_left[root_id] -= 1
         if not self._tree_left[root_id]:
             self._free_places += 1
+            if self._jobs_left is not None:
+                self._jobs_left -= 1
+                self.is_over = self._jobs_left <= 0
+
+    def _before_end(self, releases: list[Release]) -> list[Release]:
+        if self.is_over:
+            return []
+        return [each for each in releases if each[0] < self._end_ns]
 
     def _start_trees(self, now_ns: int) -> list[Release]:
         started: list[Release] = []

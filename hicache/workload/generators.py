@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hicache.clock import to_ns
-from hicache.config import GeneratedConfig, TraceTokens
+from hicache.config import AgentsConfig, GeneratedConfig, TraceTokens
 from hicache.request import Request
 from hicache.workload.runs import Runs, append_run, extend_runs, runs_len
 from hicache.workload.turns import Turn, to_requests
@@ -82,6 +82,13 @@ AGENT_ENDS_TURN = {"tool_use": 0.047, "end_turn": 0.246}
 AGENT_DROPS = 0.0053  # share of turns that start with a shortened context (150 of 28,111)
 # share of the context that they keep
 AGENT_KEPT = Quantiles((0, 0.1, 0.5, 0.9, 1), (0.13, 0.155, 0.268, 0.624, 0.7))
+# requests of a sub-agent (48 of them); 28 of 24,214 tool calls start one to three at once
+SUB_AGENT_TURNS = Quantiles(SHARES, (2, 4, 5, 8, 11, 13, 17, 22, 24, 24))
+SUB_AGENTS = 2  # at once, unless the settings say otherwise
+SAMPLES = 3
+RETRY_S = 1.0  # chosen: from an answer to the same request again, and to what waits for sub-agents
+SAME_TOOL = 0.8  # chosen: share of calls of the same tool as the call before
+TOOL_SPREAD = 0.5  # chosen: standard deviation of the logarithm of a tool's duration
 # time of an answer in the arrival times, chosen to give the median (6 s for 216 tokens); causal and
 # closed arrivals use the answer times of the run itself
 AGENT_ANSWER_BASE_S = 2.0
@@ -139,29 +146,71 @@ def _add_agent(draft: "_Draft", shared: Runs, start_s: float) -> None:
     rng = draft.rng
     first_len = max(AGENT_FIRST_TOKENS.draw_len(rng), AGENT_SHARED_TOKENS + 1)
     session = _Session(draft, shared, first_len, start_s)
-    num_turns = AGENT_TURNS.draw_len(rng)
-    stop_reason = "tool_use"
+    _play(draft, rng, session, shared, AGENT_TURNS.draw_len(rng))
+
+
+def _play(
+    draft: "_Draft", rng: np.random.Generator, session: "_Session", shared: Runs, num_turns: int
+) -> None:
+    # what the settings add is drawn apart, so that the sessions are the same without it
+    config, extra = draft.config, draft.extra
+    structure, tools = dict[str, float](), list[tuple[str, float]]()
+    if isinstance(config, AgentsConfig):
+        structure, tools = config.structure, sorted(config.tools.items())
+    stop_reason, tool = "tool_use", 0
     for turn in range(1, num_turns + 1):
         ends = turn == num_turns or rng.random() < AGENT_ENDS_TURN[stop_reason]
         stop_reason = "end_turn" if ends else "tool_use"
         answer_len = AGENT_ANSWER_TOKENS[stop_reason].draw_len(rng)
-        session.ask(answer_len, stop_reason)
+        answer_s = AGENT_ANSWER_BASE_S + answer_len / AGENT_TOKENS_PER_S
+        if tools and extra.random() >= SAME_TOOL:
+            tool = int(extra.integers(len(tools)))
+        name = tools[tool][0] if tools and not ends else ""
+        samples = int(structure.get("samples", SAMPLES))
+        is_sampled = extra.random() < structure.get("best_of", 0)
+        session.ask(answer_len, stop_reason, tool=name, samples=samples if is_sampled else 1)
+        if extra.random() < structure.get("retry", 0):
+            session.wait(answer_s + RETRY_S, think_s=RETRY_S)
+            session.ask(answer_len, stop_reason, tool=name)
         added_len = answer_len + AGENT_ADDED_TOKENS[stop_reason].draw_len(rng)
         full = session.prompt_len + added_len > AGENT_CONTEXT_TOKENS
-        if full or rng.random() < AGENT_DROPS:
+        if full or rng.random() < structure.get("compact", AGENT_DROPS):
             kept_len = int(session.prompt_len * AGENT_KEPT.draw(rng))
             session.start_over(shared, max(kept_len, AGENT_SHARED_TOKENS + 1))
         else:
             session.go_on(added_len)
-        think_s = min(AGENT_THINK_S[stop_reason].draw(rng), draft.config.think_cap_s)
-        answer_s = AGENT_ANSWER_BASE_S + answer_len / AGENT_TOKENS_PER_S
+        think_s = AGENT_THINK_S[stop_reason].draw(rng)
+        if name:
+            think_s = float(extra.lognormal(np.log(tools[tool][1]), TOOL_SPREAD))
+        is_spawning = not ends and rng is not extra and extra.random() < structure.get("spawn", 0)
+        if is_spawning:
+            think_s = RETRY_S
+            answer_s += _spawn(draft, session, shared, answer_s)
+        think_s = min(think_s, config.think_cap_s)
         session.wait(answer_s + think_s, think_s=think_s)
+
+
+def _spawn(draft: "_Draft", session: "_Session", shared: Runs, answer_s: float) -> float:
+    # adds the sub-agents that an answer starts; the session's next turn waits for all of them.
+    # Returns the seconds until the last of them ends
+    config, extra = draft.config, draft.extra
+    assert isinstance(config, AgentsConfig)
+    start_s = session.arrival_s + answer_s
+    waits_for, ends_s = session.waits_for, [start_s]
+    for _ in range(int(config.structure.get("agents", SUB_AGENTS))):
+        task_len = AGENT_ADDED_TOKENS["end_turn"].draw_len(extra)
+        agent = _Session(draft, shared, AGENT_SHARED_TOKENS + task_len, start_s, waits_for)
+        _play(draft, extra, agent, shared, SUB_AGENT_TURNS.draw_len(extra))
+        session.waits_for += agent.waits_for[:1]
+        ends_s.append(agent.arrival_s)
+    return max(ends_s) - start_s
 
 
 class _Draft:
     def __init__(self, config: GeneratedConfig, seed: int) -> None:
         self.config = config
         self.rng = np.random.default_rng((seed, 0))
+        self.extra = np.random.default_rng((seed, 2))
         self.turns: list[Turn] = []
         self._seed = seed
         self._next_id = 0
@@ -185,10 +234,19 @@ class _Draft:
 
 
 class _Session:
-    def __init__(self, draft: _Draft, shared: Runs, prompt_len: int, start_s: float) -> None:
+    # `waits_for`: the turns whose answers the next turn waits for, first the one that it continues
+    def __init__(
+        self,
+        draft: _Draft,
+        shared: Runs,
+        prompt_len: int,
+        start_s: float,
+        waits_for: tuple[int, ...] = (),
+    ) -> None:
         self._draft = draft
         self._first = len(draft.turns)
-        self._arrival_s = start_s
+        self.arrival_s = start_s
+        self.waits_for = waits_for
         self._think_s = 0.0
         self.start_over(shared, prompt_len)
 
@@ -200,29 +258,30 @@ class _Session:
 
     def go_on(self, added_len: int) -> None:
         self._prompt = list(self._prompt)
-        self._continues = len(self._draft.turns) - 1
+        self._continues = self.waits_for[0]
         self._grow(added_len)
 
     def wait(self, gap_s: float, *, think_s: float) -> None:
-        self._arrival_s += gap_s
+        self.arrival_s += gap_s
         self._think_s = think_s
 
-    def ask(self, answer_len: int, stop_reason: str) -> None:
-        index = len(self._draft.turns)
-        self._draft.turns.append(
-            Turn(
-                arrival_ns=to_ns(self._arrival_s),
-                prompt=self._prompt,
-                full_len=self.prompt_len,
-                prompt_len=self.prompt_len,
-                output_len=answer_len,
-                session=self._first,
-                waits_for=() if index == self._first else (index - 1,),
-                continues=self._continues,
-                think_ns=to_ns(min(self._think_s, self._draft.config.think_cap_s)),
-                stop_reason=stop_reason,
-            )
+    def ask(self, answer_len: int, stop_reason: str, *, tool: str = "", samples: int = 1) -> None:
+        turns = self._draft.turns
+        turn = Turn(
+            arrival_ns=to_ns(self.arrival_s),
+            prompt=self._prompt,
+            full_len=self.prompt_len,
+            prompt_len=self.prompt_len,
+            output_len=answer_len,
+            session=self._first,
+            waits_for=self.waits_for,
+            continues=self._continues,
+            think_ns=to_ns(min(self._think_s, self._draft.config.think_cap_s)),
+            stop_reason=stop_reason,
+            tool=tool,
         )
+        self.waits_for = tuple(range(len(turns), len(turns) + samples))
+        turns.extend([turn] * samples)
 
     def _grow(self, added_len: int) -> None:
         extend_runs(self._prompt, self._draft.new_ids(added_len))

@@ -21,11 +21,16 @@ from hicache.workload.feeder import Dropped, Feeder, Release, Releases
 
 
 def make_feeder(requests: Sequence[Request], config: WorkloadConfig, *, seed: int) -> Releases:
+    is_staged = isinstance(config, PrefixesConfig) and config.drain
+    ends = config.end_jobs is not None or config.end_s is not None
+    if ends and (is_staged or isinstance(config, RoundsConfig) or config.is_timed):
+        raise ValueError(
+            "workload.end_jobs and workload.end_s need workload.arrivals=closed without rounds or "
+            f"workload.drain, got workload.arrivals={config.arrivals.name} of {config.kind}"
+        )
     if isinstance(config, RoundsConfig):
         return RoundFeeder(requests, config, seed=seed)
-    if isinstance(config, PrefixesConfig) and config.drain:
-        return StageFeeder(requests, config)
-    return Feeder(requests, config)
+    return StageFeeder(requests, config) if is_staged else Feeder(requests, config)
 
 
 def stage_at(arrival_ns: int, config: WorkloadConfig) -> int:
@@ -61,6 +66,8 @@ def rounds_of(requests: Sequence[Request]) -> dict[int, int]:
 
 
 class RoundFeeder:
+    is_over = False
+
     def __init__(self, requests: Sequence[Request], config: RoundsConfig, *, seed: int) -> None:
         self._rng = np.random.default_rng((seed, 2))
         gaps = np.random.default_rng((seed, 3)).exponential(1 / config.request_rate, len(requests))
@@ -132,6 +139,8 @@ class StageFeeder:
     before all requests of the earlier stages have ended. If a stage starts late, all its requests
     are delayed equally.
     """
+
+    is_over = False
 
     def __init__(self, requests: Sequence[Request], config: WorkloadConfig) -> None:
         ends_ns = [to_ns(end_s) for end_s in config.stage_ends_s]

@@ -41,6 +41,7 @@ class Turn:
     continues: int | None = None
     think_ns: int = 0
     stop_reason: str = ""
+    tool: str = ""
     namespace: str = ""
     session_name: str = ""
 
@@ -111,6 +112,7 @@ def to_requests(turns: Sequence[Turn], *, first_fresh: int, tokens: TraceTokens)
                 joins=tuple(ids[each] for each in turn.waits_for[1:]),
                 think_ns=turn.think_ns,
                 stop_reason=turn.stop_reason,
+                tool=turn.tool,
                 namespace=turn.namespace,
                 session_name=turn.session_name,
             )

@@ -410,6 +410,7 @@ def _renumbered(
             joins=tuple(ids[join] for join in each.joins if join in ids),
             think_ns=each.think_ns,
             stop_reason=each.stop_reason,
+            tool=each.tool,
             namespace=each.namespace,
             session_name=each.session_name,
         )

@@ -244,6 +244,7 @@ def test_engines_with_requests_that_nothing_will_wake_are_an_error() -> None:
     )
     events: Any = SimpleNamespace(
         initial=list,
+        is_over=False,
         pass_by=lambda limit_ns, clock: NEVER,
         next_look_ns=lambda: NEVER,
         at=lambda now_ns: None,

@@ -9,9 +9,10 @@ import pytest
 
 from hicache.config import STOCK_POLICIES
 from hicache.experiment import run
+from hicache.policies.agents import Hints
 from hicache.policies.queues import LeCaR
 from hicache.policies.stock import STOCK
-from hicache.policies.values import Belady, Hints
+from hicache.policies.values import Belady
 from hicache.results.metrics import summarize
 from hicache.runs.schema import config_of
 from hicache.workload.page_numbers import page_numbers

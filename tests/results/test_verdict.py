@@ -273,6 +273,8 @@ START_UP = ("request/start_up_ttft_share", "request/start_up_share")
         ("overloaded queue", {}, {"load/rho_gpu": 0.95}, {"load/rho_queue": 0.9}),
         ("overloaded storage", {}, {"load/rho_read": 0.89}, {"load/rho_write": 0.9}),
         ("overloaded storage", {}, {"load/rho_workers": 0.89}, {"load/rho_workers": 0.9}),
+        ("mostly hits", {"jobs/per_hour": 1.0}, {"cache/token_hit_rate": 0.89},
+         {"cache/token_hit_rate": 0.9}),
         ("few sessions", {}, {"request/sessions_count": 20}, {"request/sessions_count": 19}),
         ("collapsed sessions", {}, {"request/largest_session_share": 0.24},
          {"request/largest_session_share": 0.25}),

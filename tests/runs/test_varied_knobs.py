@@ -6,7 +6,7 @@ from itertools import chain
 from hicache.cli.knobs import groups_of, parts_of
 from hicache.runs.schema import CONF
 
-MOST_SETTINGS = 132
+MOST_SETTINGS = 136
 ROOT = CONF.resolve().parents[0]
 # shapes and speeds describe a model and a machine, and not a run
 GROUPS = {name: kind for name, kind in groups_of().items() if name not in ("model", "hardware")}

@@ -188,6 +188,7 @@ class EntryPolicy:
         on_evict: (entry, tier, why): the entry left the tier. `why` is "demoted" (the other of
             device and host still holds it), "evicted" (it was the victim) or "lost" (it left with
             a victim that it needs).
+        on_arrive: (request): the request has reached the engine and will be queued, or rejected.
         on_finish: (request, outcome): the request is "finished", "rejected" or "aborted".
     """
 
@@ -198,6 +199,7 @@ class EntryPolicy:
     on_miss: Callable[[tuple[int, ...], Request | None], object] | None = None
     on_split: Callable[[Entry, Entry], object] | None = None
     on_evict: Callable[[Entry, str, str], object] | None = None
+    on_arrive: Callable[[Request], object] | None = None
     on_finish: Callable[[Request, str], object] | None = None
 
 
@@ -301,6 +303,10 @@ class Entries:
                 num_pages = min(num_pages, request.prompt_len // self.kinds.page_size)
             missed = names.of_span(node, sequence, max(num_pages - node.end, 0))
             self._policy.on_miss(tuple(names.contents(missed)), request)
+
+    def arrived(self, request: Request) -> None:
+        if self._policy.on_arrive is not None:
+            self._policy.on_arrive(shown(request))
 
     def finished(self, request: Request, outcome: str) -> None:
         if self._policy.on_finish is not None:

@@ -186,14 +186,213 @@ class Recording:
         """Take a page of Prometheus; the values of a counter are summed over its labels."""
         sums: dict[str, float] = {}
         for line in text.splitlines():
-            name, _, value = line.partition("}")[2].rpartition(" ") if False else (
-                line.partition("{")[0].partition(" ")[0], "", line.rpartition(" ")[2]
-            )
+            name = line.partition("{")[0].partition(" ")[0]
             if not line.startswith("#") and name.endswith(("_total", "_count", "_sum")):
-                sums[name] = sums.get(name, 0.0) + float(value)
+                sums[name] = sums.get(name, 0.0) + float(line.rpartition(" ")[2])
         for name, value in sums.items():
             before = self.counters.get(name)
             if before is not None:  # after a restart of the server, it counts from 0
                 more = value - before if value >= before else value
                 self.counted[name] = self.counted.get(name, 0.0) + more
         self.counters = sums
+
+    def save(self) -> None:
+        """Write what was seen to recording.json, and the counters to counters.jsonl."""
+        state = {
+            "counts": self.counts,
+            "lost": self.sentences(),
+            "next": self.next,
+            "offsets": self._offsets,
+            "log_place": self.log_place,
+            "counters": self.counters,
+            "counted": self.counted,
+        }
+        try:
+            new = self.folder / "recording.new"
+            new.write_text(json.dumps(state, indent=1))
+            new.replace(self.folder / "recording.json")
+        except OSError:  # the disk is full: the next call tries again
+            self.counts["unwritten_states"] = self.counts.get("unwritten_states", 0) + 1
+
+    def sentences(self) -> list[str]:
+        """Say what the recording lacks."""
+        count = self.counts
+        told = {
+            "lost_batches": "batches of events were lost, and the server no longer has them",
+            "bad_batches": "batches of events could not be read",
+            "server_restarts": "restarts of a server: its last batches before may be missing, and "
+            "its cache was empty",
+            "clock_jumps": "jumps of a server's clock: later times are corrected by the jump",
+            "unwritten_lines": "lines could not be written (disk full)",
+            "bad_log_lines": "lines of the request log could not be read",
+            "requests_without_tokens": "requests were logged without token ids, so that their "
+            "prefixes are unknown (send input_ids, --log-requests-level 3)",
+        }
+        found = [f"{count[name]:,} {what}" for name, what in told.items() if count[name]]
+        if count["starts"] > 1:
+            found.append(f"the recorder was started {count['starts']} times")
+        served = sum(x for name, x in self.counted.items() if "num_requests_total" in name)
+        if served > count["requests_lines"] > 0:
+            found.append(
+                f"the server counted {served:,.0f} requests, and the recording has "
+                f"{count['requests_lines']:,}"
+            )
+        return found
+
+
+class Subscriber:
+    """Gets the batches of one server in order, and asks for those that are missing."""
+
+    def __init__(self, recording: Recording, events: str, replay: str | None) -> None:
+        import zmq
+
+        self._recording, self._server, self._replay_at = recording, events, replay
+        self._zmq: Any = zmq.Context.instance()
+        self.socket = self._zmq.socket(zmq.SUB)
+        self.socket.set_hwm(0)
+        self.socket.subscribe(b"")
+        self.socket.connect(events)
+        if replay is not None:  # what was sent while no recorder ran
+            self._replayed(recording.next.get(events, 0), None)
+
+    def take(self) -> None:
+        """Take the next message."""
+        frames = self.socket.recv_multipart()
+        number, expected = int.from_bytes(frames[-2], "big"), self._recording.next.get(self._server)
+        if expected is not None and number < expected:
+            self._recording.counts["server_restarts"] += 1
+            expected = 0
+        if expected is not None and number > expected:
+            self._replayed(expected, number)
+        self._take(number, frames[-1], time.monotonic())
+
+    def _take(self, number: int, payload: bytes, now_s: float | None) -> None:
+        self._recording.batch(self._server, number, payload, now_s)
+        self._recording.next[self._server] = number + 1
+
+    def _replayed(self, begin: int, end: int | None) -> None:
+        """Ask for the batches [begin, end), or all from `begin` on; count those that are gone."""
+        recording = self._recording
+        for number, payload in self._answers(begin):
+            if number < begin or (end is not None and number >= end):
+                continue
+            recording.counts["lost_batches"] += number - begin
+            recording.counts["replayed_batches"] += 1
+            self._take(number, payload, None)
+            begin = number + 1
+        if end is not None:
+            recording.counts["lost_batches"] += end - begin
+
+    def _answers(self, begin: int) -> list[tuple[int, bytes]]:
+        import zmq
+
+        found: list[tuple[int, bytes]] = []
+        if self._replay_at is None:
+            return found
+        socket = self._zmq.socket(zmq.DEALER)
+        socket.set_hwm(0)
+        socket.linger = 0
+        socket.connect(self._replay_at)
+        socket.send_multipart([b"", begin.to_bytes(8, "big")])
+        while socket.poll(1000 * REPLAY_S):
+            frames = socket.recv_multipart()
+            number = int.from_bytes(frames[-2], "big")
+            if number == END:
+                break
+            found.append((number, frames[-1]))
+        socket.close()
+        return found
+
+
+def new_lines(path: Path, place: list[int]) -> Iterator[bytes]:
+    """Yield the whole lines of a log after `place`, and move it: [inode, bytes read].
+
+    A log that was rotated is read from its start.
+    """
+    try:
+        with path.open("rb") as file:
+            inode, size = os.fstat(file.fileno()).st_ino, os.fstat(file.fileno()).st_size
+            if place[0] != inode or size < place[1]:
+                place[:] = [inode, 0]
+            file.seek(place[1])
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                place[1] += len(line)
+                yield line
+    except OSError:
+        return
+
+
+def record(options: argparse.Namespace) -> Recording:
+    """Record until the time is over, or a signal ends the program."""
+    recording = Recording(options.folder, options.rotate_mib << 20)
+    replays = [*options.replay, *[None] * (len(options.events) - len(options.replay))]
+    subscribers = [
+        Subscriber(recording, *each) for each in zip(options.events, replays, strict=True)
+    ]
+    begin = saved = time.monotonic()
+    stopped: list[int] = []
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, lambda number, _: stopped.append(number))
+    while not stopped and time.monotonic() - begin < options.seconds:
+        is_idle = True
+        for subscriber in subscribers:
+            if subscriber.socket.poll(20):
+                is_idle = False
+                subscriber.take()
+        for line in new_lines(options.log, recording.log_place) if options.log else ():
+            is_idle = False
+            recording.logged(line)
+        if is_idle and not subscribers:
+            time.sleep(0.1)
+        if time.monotonic() - saved >= options.every:
+            saved = time.monotonic()
+            _scrape(recording, options.metrics)
+            recording.save()
+    _scrape(recording, options.metrics)
+    recording.save()
+    for files in (recording.events, recording.requests):
+        files.close()
+    return recording
+
+
+def _scrape(recording: Recording, address: str | None) -> None:
+    if address is None:
+        return
+    try:
+        with urllib.request.urlopen(address, timeout=2) as page:
+            recording.scraped(page.read().decode())
+        with (recording.folder / "counters.jsonl").open("a") as file:
+            file.write(json.dumps({"time": time.time(), **recording.counters}) + "\n")
+    except (OSError, ValueError):
+        count = recording.counts.get("missed_scrapes", 0)
+        recording.counts["missed_scrapes"] = count + 1
+
+
+def main(arguments: Iterable[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="hicache record",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("folder", type=Path, metavar="DIR", help="where the recording lies")
+    add("--events", action="append", default=[], help="address of KV events; once per server")
+    add("--replay", action="append", default=[], help="address of lost messages, in that order")
+    add("--log", type=Path, help="SGLang's request log in JSON")
+    add("--metrics", help="address of the Prometheus page")
+    add("--seconds", type=float, default=float("inf"), help="when to stop; by default at Ctrl-C")
+    add("--every", type=float, default=10.0, help="seconds between counters")
+    add("--rotate-mib", type=int, default=64, help="size of a file")
+    options = parser.parse_args(arguments if arguments is None else [*arguments])
+    if not (options.events or options.log) or len(options.replay) > len(options.events):
+        parser.error("give --events or --log, and at most one --replay for each --events")
+    recording = record(options)
+    sys.stderr.write(
+        "\n".join([f"{options.folder}: {recording.counts}", *recording.sentences()]) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

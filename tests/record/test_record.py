@@ -85,3 +85,49 @@ def test_messages_that_the_server_no_longer_has_are_counted_as_lost(tmp_path):
     counts = recorded(tmp_path, "--drop", "20", "--kept", "1")["counts"]
     assert counts["lost_batches"] > 0
     assert counts["batches"] + counts["lost_batches"] in (98, 99)  # the last one may be lost
+
+
+def test_lines_that_a_full_disk_refuses_are_counted_and_leave_no_half_line(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    recording = Recording(tmp_path)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+        for number in range(20):
+            recording.events.write([number, []])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    lines = (tmp_path / "events-000001.jsonl").read_text().splitlines()
+    recording.events.close()
+    assert all(json.loads(line)[1] == [] for line in lines)
+    assert 0 < len(lines) == 20 - recording.counts["unwritten_lines"]
+    assert "disk full" in " ".join(recording.sentences())
+
+
+def test_a_recorder_that_is_started_again_continues_its_hashes_and_files(tmp_path):
+    first, second = Recording(tmp_path), Recording(tmp_path)
+    first.events.write([1, []])
+    first.next["a"] = 5
+    first.save()
+    first.events.close()
+    second = Recording(tmp_path)
+    second.events.write([2, []])
+    second.events.close()
+    assert first.hashed(b"x") == second.hashed(b"x")
+    assert second.next == {"a": 5}
+    assert len([*tmp_path.glob("events-*.jsonl")]) == 2
+
+
+def test_an_anonymous_copy_has_the_same_requests_and_prefixes_and_no_text(tmp_path):
+    source = Path(__file__).parents[1] / "workload/fixtures/chat_completions.jsonl"
+    anonymize.main([str(source), str(tmp_path / "copy.jsonl")])
+    ours, copy = replayed(source), replayed(tmp_path / "copy.jsonl")
+    assert [(x.prompt_len, x.output_len, x.parent_id) for x in ours] == [
+        (x.prompt_len, x.output_len, x.parent_id) for x in copy
+    ]
+    assert shared(x.prompt.to_bytes() for x in ours) == shared(x.prompt.to_bytes() for x in copy)
+    assert set(json.loads((tmp_path / "copy.jsonl").read_text().splitlines()[0])) <= {
+        *("timestamp", "input_length", "output_length", "hash_ids", "request_id", "parent"),
+        "namespace",
+    }

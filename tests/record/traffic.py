@@ -66,7 +66,7 @@ class Light:
     def __init__(self, events, replay, buffer_steps):
         import zmq
 
-        self.pub = zmq.Context.instance().socket(zmq.PUB)
+        self.pub = self.socket = zmq.Context.instance().socket(zmq.PUB)
         self.pub.bind(events)
         self.router = zmq.Context.instance().socket(zmq.ROUTER)
         self.router.bind(replay)
@@ -92,8 +92,8 @@ class Light:
             self.router.send_multipart([name, b"", b"", end, b""])
 
     def close(self):
-        self.pub.close(linger=1000)
-        self.router.close(linger=1000)
+        self.socket.close(linger=500)
+        self.router.close(linger=500)
 
 
 class Engine:
@@ -172,6 +172,7 @@ def main():
             publisher.serve(0.5)
             if options.restart:
                 publisher.close()
+                time.sleep(1)  # until the sockets are closed
                 publisher = begin()
                 publisher.serve(1.5)
         late_s = options.jump if place >= len(every) // 2 else 0.0

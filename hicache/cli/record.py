@@ -90,7 +90,14 @@ class Recording:
         self._key = key.read_bytes()
         state = folder / "recording.json"
         held = json.loads(state.read_text()) if state.exists() else {}
-        names = ("starts", "batches", "events", "replayed_batches", "lost_batches", "bad_batches")
+        names: tuple[str, ...] = (
+            "starts",
+            "batches",
+            "events",
+            "replayed_batches",
+            "lost_batches",
+            "bad_batches",
+        )
         names += ("server_restarts", "clock_jumps", "unwritten_lines", "events_lines")
         names += ("requests_lines", "requests_without_tokens", "bad_log_lines")
         self.counts: dict[str, int] = {each: held.get("counts", {}).get(each, 0) for each in names}

@@ -32,8 +32,10 @@ def recorded(folder, *options, engine="light", python=sys.executable, env=None):
     recorder = [sys.executable, record.__file__, str(folder), "--events", events]
     recording = subprocess.Popen([*recorder, "--replay", replay], stderr=subprocess.DEVNULL)
     traffic = [python, "-m", "tests.record.traffic", engine, events, replay, *options]
-    subprocess.run(traffic, check=True, cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
-    recording.send_signal(signal.SIGTERM)
+    try:
+        subprocess.run(traffic, check=True, cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
+    finally:
+        recording.send_signal(signal.SIGTERM)
     assert recording.wait() == 0
     return json.loads((folder / "recording.json").read_text())
 

@@ -10,6 +10,7 @@ import random
 import sys
 import time
 from collections import deque
+from functools import partial
 
 BLOCK = 16
 START_S = 1_700_000_000.0
@@ -85,9 +86,7 @@ class Light:
             name, _, begin = self.router.recv_multipart()
             for number, payload in self.sent:
                 if number >= int.from_bytes(begin, "big"):
-                    self.router.send_multipart(
-                        [name, b"", b"", number.to_bytes(8, "big"), payload]
-                    )
+                    self.router.send_multipart([name, b"", b"", number.to_bytes(8, "big"), payload])
             end = (-1).to_bytes(8, "big", signed=True)
             self.router.send_multipart([name, b"", b"", end, b""])
 
@@ -103,7 +102,9 @@ class Engine:
         if engine == "vllm":
             from vllm.distributed import kv_events
         else:
-            from sglang.srt.disaggregation import kv_events
+            from experiments.diff.sglang import device  # noqa: F401 - before the package
+
+            from sglang.srt.disaggregation import kv_events  # isort: skip
         self.kinds = kv_events
         self.publisher = kv_events.ZmqEventPublisher(
             0, endpoint=events.replace("127.0.0.1", "*"), replay_endpoint=replay,
@@ -158,15 +159,14 @@ def main():
     options = parser.parse_args()
 
     def begin():
-        if options.engine == "light":
-            return Light(options.events, options.replay, options.kept)
-        return Engine(options.engine, options.events, options.replay, options.kept)
+        kind = Light if options.engine == "light" else partial(Engine, options.engine)
+        made = kind(options.events, options.replay, options.kept)
+        made.serve(1.5)  # the recorder connects
+        if options.drop:
+            made.pub = Dropping(made.pub, options.drop)
+        return made
 
-    publisher = begin()
-    publisher.serve(1.5)  # the recorder connects
-    every = list(stores())
-    if options.drop:
-        publisher.pub = Dropping(publisher.pub, options.drop)
+    publisher, every = begin(), list(stores())
     for place, fields in enumerate(every):
         if place == len(every) // 2:
             publisher.serve(0.5)
@@ -174,7 +174,6 @@ def main():
                 publisher.close()
                 time.sleep(1)  # until the sockets are closed
                 publisher = begin()
-                publisher.serve(1.5)
         late_s = options.jump if place >= len(every) // 2 else 0.0
         publisher.publish(START_S + GAP_S * place + late_s, fields)
         publisher.serve(GAP_S)

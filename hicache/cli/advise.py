@@ -273,7 +273,9 @@ def search(
     group = trials.groups[today]
     metric = options.metric or (TTFT if makes_claim(TTFT, group) else COST)
     told = {each: sum(group.values(each)) / len(group.runs) for each in (metric, *TITLES)}
-    notes += [each.sentence for each in objections([run.summary for run in group.runs])]
+    found = objections([run.summary for run in group.runs])
+    # a window of a minute has no later requests, and comes after a warm-up
+    notes += [each.sentence for each in found if each.name != "start-up"]
     advice = Advice(title=title, metric=metric, today=told, notes=notes)
     arm = today
     while True:
@@ -283,8 +285,8 @@ def search(
             else neighbors(grid, arm)
         )
         trials.measure(near)
-        found = [trials.effect(arm, each, metric) for each in near if each in trials.groups]
-        advice.rest = [each for each in found if each is not None]
+        tried = [trials.effect(arm, each, metric) for each in near if each in trials.groups]
+        advice.rest = [each for each in tried if each is not None]
         best = best_of(advice.rest, options.worth)
         if best is None:
             break
@@ -308,7 +310,7 @@ def repeated(requests: Sequence[Request], page_size: int) -> str:
     used = reuse(requests, page_size)
     hits = int(used.lru(used.full_pages).sum()) * page_size
     share = hits / sum(each.prompt_len for each in requests)
-    return f"{share:.1%} of the prompt tokens repeat earlier ones: no cache hits more"
+    return f"{share:.1%} of the prompt tokens of the log repeat earlier ones"
 
 
 def affordable(config: ExperimentConfig, num_arms: float, options: Namespace) -> int:

@@ -92,7 +92,7 @@ def test_a_log_without_repeated_prompts_gets_no_change(tmp_path, capsys, monkeyp
     said = json.loads(capsys.readouterr().out)
     assert said["changes"] == []
     assert said["num_tried"] == 2
-    assert "0.0% of the prompt tokens repeat" in " ".join(said["notes"])
+    assert "0.0% of the prompt tokens of the log repeat" in " ".join(said["notes"])
     assert "**No change is worth it.**" in (out / "advice.md").read_text()
 
 

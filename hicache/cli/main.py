@@ -9,6 +9,9 @@ from hicache.env import version
 
 COMMANDS = {
     "run": ("hicache.cli.run", "run one experiment, or a sweep of them"),
+    "advise": ("hicache.cli.advise", "find the changes of a server that are worth most"),
+    "record": ("hicache.cli.record", "record a running server as a trace without text"),
+    "anonymize": ("hicache.cli.anonymize", "copy a trace without text, with hashed blocks"),
     "compare": ("hicache.cli.compare", "compare stored runs or sweeps"),
     "report": ("hicache.cli.report", "make the pages of stored runs"),
     "size": ("hicache.cli.size", "find how much host memory a workload can use"),

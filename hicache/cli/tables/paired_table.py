@@ -66,7 +66,7 @@ def _row(
         text = comparison.number(found.baseline)
         if not is_baseline and comparison.makes_claim(metric, *pairs.sides):
             parts[1:] = _values(found)
-            text = _told(found)
+            text = in_words(found)
         elif not is_baseline:
             text = comparison.NO_CLAIM
         values = {f"{metric} {name}": part for name, part in zip(PARTS, parts, strict=True)}
@@ -87,7 +87,7 @@ def _values(found: Difference) -> list[float | None]:
     ]
 
 
-def _told(found: Difference) -> str:
+def in_words(found: Difference) -> str:
     show = _signed if found.relative is None else _percent
     judged = found.judged
     interval = f" [{', '.join(map(show, judged.interval))}]" if judged.interval else ""

@@ -219,7 +219,9 @@ def draw(finding: Finding, results: Results, path: Path) -> None:
     over = finding["figure"]["over"]
     metrics = finding["figure"]["metrics"]
     found = {arm: arms for arms in results.values() for arm in arms if over in arms and arm != over}
-    first = {arm: next(arms for arms in results.values() if {arm, over} <= {*arms}) for arm in found}
+    first = {
+        arm: next(arms for arms in results.values() if {arm, over} <= {*arms}) for arm in found
+    }
     figure = Figure(figsize=(9, 1 + 0.28 * len(found)), layout="constrained")
     for axes, (metric, title) in zip(
         figure.subplots(1, len(metrics), sharey=True), metrics.items(), strict=True
@@ -326,8 +328,8 @@ def listed(found: Mapping[str, Finding]) -> str:
         runs = sum(len([*each.runs()]) for each in conditions_of(finding))
         state = "not made" if not made else "unchanged" if made["canary"] == now else "**stale**"
         told = "; ".join([*finding.get("commands", ()), *([f"{runs} runs"] if runs else ())])
-        lines.append([name, told, *(str(made.get(key, "")) for key in ("minutes", "commit", "date")),
-                      state])  # fmt: skip
+        stamp = (str(made.get(key, "")) for key in ("minutes", "commit", "date"))
+        lines.append([name, told, *stamp, state])
     return _markdown(lines)
 
 

@@ -184,14 +184,14 @@ def claims_table(finding: Finding, results: Results) -> str:
 
 
 def _limits(arms: Mapping[str, Any]) -> str:
-    late, rejected = (
-        [chain.from_iterable(each[name]) for each in arms.values()]
-        for name in (OVERLOADED, REJECTED)
-    )
-    most = max(chain.from_iterable(rejected))
-    told = ["overloaded"] if any(chain.from_iterable(late)) else []
+    most = max(max(chain.from_iterable(each[REJECTED])) for each in arms.values())
+    told = ["overloaded"] if any(map(_is_late, arms.values())) else []
     told += [f"rejects {most:.0%}"] if most else []
     return f" ({', '.join(told)})" if told else ""
+
+
+def _is_late(arm: Mapping[str, Any]) -> bool:
+    return any(chain.from_iterable(arm[OVERLOADED]))
 
 
 def arms_table(finding: Finding, results: Results, table: Mapping[str, Any]) -> str:
@@ -204,7 +204,8 @@ def arms_table(finding: Finding, results: Results, table: Mapping[str, Any]) -> 
             mean = fmean(_blocks(found, metric))
             cells.append(f"{mean:.3f}" if _is_rate(metric) else f"{mean:.3g}")
             gain = effect(results[table["arms"]], arm, over, metric)
-            cells.append("" if arm == over else shown(gain, metric))
+            is_void = _is_late(found) and metric.startswith("request/ttft")
+            cells.append("" if arm == over else "overloaded" if is_void else shown(gain, metric))
         lines.append([arm, *cells])
     return _markdown(lines)
 
@@ -222,7 +223,7 @@ def draw(finding: Finding, results: Results, path: Path) -> None:
     first = {
         arm: next(arms for arms in results.values() if {arm, over} <= {*arms}) for arm in found
     }
-    figure = Figure(figsize=(9, 1 + 0.28 * len(found)), layout="constrained")
+    figure = Figure(figsize=(9, 1 + 0.28 * len(first)), layout="constrained")
     for axes, (metric, title) in zip(
         figure.subplots(1, len(metrics), sharey=True), metrics.items(), strict=True
     ):

@@ -275,8 +275,11 @@ def canary_of(finding: Finding) -> str:
 
 
 def made_now(minutes: float, canary: str) -> dict[str, Any]:
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    git, code = ["git", "-C", str(ROOT)], ("hicache", "conf", "experiments/findings")
+    command = [*git, "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    if subprocess.run([*git, "diff", "HEAD", "--quiet", "--", *code], check=False).returncode:
+        commit += " with changes"
     machine = f"{cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}"
     today = date.today().isoformat()
     return {"commit": commit, "date": today, "machine": machine, "minutes": minutes,

@@ -56,7 +56,7 @@ def test_a_condition_replaces_settings_and_seeds_of_its_finding() -> None:
         "new",
         ["a=1", "b=2", "workload.slice=0/3", "seed=4"],
     )
-    assert [run[3][:2] for run in second.runs()][0] == ["a=1", "a=3"]
+    assert next(run[3][:2] for run in second.runs()) == ["a=1", "a=3"]
     assert {run[0] for run in second.runs()} == {4}
 
 

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from hashlib import sha256
 from itertools import chain
 from os import cpu_count, times
@@ -101,19 +102,18 @@ def measured(result: Result) -> dict[str, float]:
     return summary | {OVERLOADED: is_overloaded(summary), REJECTED: rejected}
 
 
+def _timed(began: float, result: Result) -> dict[str, float]:
+    return measured(result) | {SECONDS: process_time() - began}
+
+
 def run(finding: Finding) -> Results:
     """Run what is not kept yet, and return the metrics of all runs."""
     results: dict[str, Any] = {}
     for condition in conditions_of(finding):
         arms = results[condition.name] = {}
         for seed, block, arm, overrides in condition.runs():
-            began = process_time()
-            (one,) = kept_runs(
-                [overrides],
-                lambda result, began=began: measured(result) | {SECONDS: process_time() - began},
-                OUT,
-                jobs=1,
-            )
+            measure = partial(_timed, process_time())
+            (one,) = kept_runs([overrides], measure, OUT, jobs=1)
             for metric in (*finding["metrics"], OVERLOADED, REJECTED, SECONDS):
                 blocks = arms.setdefault(arm, {}).setdefault(metric, {})
                 blocks.setdefault(block, []).append(float(f"{one.get(metric, 0):.6g}"))

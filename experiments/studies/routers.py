@@ -7,7 +7,6 @@ Both route as `hicache.policies.routing.Scored`, with a weight of 3 for the cach
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import takewhile
 from random import Random
 from weakref import WeakKeyDictionary
 
@@ -101,13 +100,9 @@ class Events(Scored):
         for index in self._all:
             index.catch_up(self._now_ns())
             device, host = index.held["device"], index.held["host"]
-            ready = sum(1 for _ in takewhile(device.__contains__, keys))
-            held = sum(
-                1
-                for _ in takewhile(
-                    lambda key, device=device, host=host: key in device or key in host, keys
-                )
-            )
+            gone = [place for place, key in enumerate(keys) if key not in device]
+            ready = gone[0] if gone else len(keys)
+            held = next((place for place in gone if keys[place] not in host), len(keys))
             score = ready + self._weight * (held - ready)
             scores.append(PREFIX * score * size / request.prompt_len)
         return scores

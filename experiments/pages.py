@@ -219,10 +219,10 @@ def draw(finding: Finding, results: Results, path: Path) -> None:
     """Draw the effect of each arm on each metric, with its interval."""
     over = finding["figure"]["over"]
     metrics = finding["figure"]["metrics"]
-    found = {arm: arms for arms in results.values() for arm in arms if over in arms and arm != over}
-    first = {
-        arm: next(arms for arms in results.values() if {arm, over} <= {*arms}) for arm in found
-    }
+    first: dict[str, Any] = {}  # by arm, the first condition that has it and can serve it
+    for arms in results.values():
+        if over in arms:
+            first = {arm: arms for arm in arms if arm != over and not _is_late(arms[arm])} | first
     figure = Figure(figsize=(9, 1 + 0.28 * len(first)), layout="constrained")
     for axes, (metric, title) in zip(
         figure.subplots(1, len(metrics), sharey=True), metrics.items(), strict=True

@@ -9,12 +9,13 @@ ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 GENERATED = "knobs.md"
 PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md"))]
-MOST_WORDS = 25_000  # 21,000 until speculation, separate engines, calibration, curves, fleets
+MOST_WORDS = 26_000  # without the generated list of settings and generated tables
 VAGUE = re.compile(r"\b(?:no|some|any|every)body\b|\bwhoever\b", re.IGNORECASE)
 
 
 def num_words(text: str) -> int:
-    """Words and numbers; the borders of a table are neither."""
+    """Words and numbers; borders of tables are neither, and tables of results do not count."""
+    text = re.sub(r"^<!-- begin -->$.*?^<!-- end -->$", "", text, flags=re.DOTALL | re.MULTILINE)
     return sum(bool(re.search(r"\w", each)) for each in text.split())
 
 

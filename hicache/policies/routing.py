@@ -1,7 +1,8 @@
 """Routers: which of several engines serves a request."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Items
 from functools import partial
 from inspect import signature
 from itertools import count, islice
@@ -9,6 +10,8 @@ from typing import Protocol
 
 from hicache.cache.checked import PolicyError
 from hicache.cache.tree.lookup import usable_len
+from hicache.cache.tree.node import make_root
+from hicache.cache.tree.sequence import Sequence
 from hicache.request import TOKEN_BYTES, Request
 from hicache.scheduler.scheduler import Scheduler
 
@@ -71,15 +74,21 @@ class Replica:
         tokens, max_len = tree.names.tokens(request), request.prompt_len - 1
         return usable_len(tree, tokens, max_len, request.namespace, on_device=on_device)
 
+    def keys(self, request: Request) -> tuple[int, ...]:
+        """Return the keys (`Entry.key`) of the whole pages of a prompt, without its last token."""
+        tree, most = self._cache.tree, (request.prompt_len - 1) // self._cache.page_size
+        root, prompt = make_root(request.namespace, 1), Sequence(tree.names.tokens(request))
+        return tuple(tree.names.contents(tree.names.of_span(root, prompt, most)))
 
-Route = Callable[[Request, Sequence[Replica]], int]
+
+Route = Callable[[Request, Items[Replica]], int]
 
 
 class Router(Protocol):
-    def route(self, request: Request, engines: Sequence[Replica]) -> int: ...
+    def route(self, request: Request, engines: Items[Replica]) -> int: ...
 
 
-def router_of(choose: Route, replicas: Sequence[Replica]) -> Callable[[Request], int]:
+def router_of(choose: Route, replicas: Items[Replica]) -> Callable[[Request], int]:
     """Return the function that picks the engine for a request, as an index into `replicas`.
 
     `choose` is the method `route` of a policy. The function raises PolicyError if that method
@@ -101,7 +110,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._turns = count()
 
-    def route(self, request: Request, engines: Sequence[Replica]) -> int:
+    def route(self, request: Request, engines: Items[Replica]) -> int:
         return next(self._turns) % len(engines)
 
 
@@ -111,7 +120,7 @@ class Sticky:
     def __init__(self) -> None:
         self._homes: dict[int, int] = {}
 
-    def route(self, request: Request, engines: Sequence[Replica]) -> int:
+    def route(self, request: Request, engines: Items[Replica]) -> int:
         return self._homes.setdefault(request.session_id, len(self._homes) % len(engines))
 
 
@@ -125,7 +134,7 @@ class PrefixLoad:
     def __init__(self, *, slack: float = 8) -> None:
         self._slack = slack
 
-    def route(self, request: Request, engines: Sequence[Replica]) -> int:
+    def route(self, request: Request, engines: Items[Replica]) -> int:
         loads = [each.num_requests for each in engines]
 
         def merit(number: int) -> tuple[int, int, int]:
@@ -157,7 +166,7 @@ class Scored:
         self._turns = count(1)
         self._chosen: dict[int, int] = {}  # turn of the last choice, by engine
 
-    def held_score(self, request: Request, engines: Sequence[Replica]) -> list[float]:
+    def held_score(self, request: Request, engines: Items[Replica]) -> list[float]:
         """Return the weighted scores of each engine for what it holds of the prompt."""
         scores = []
         for each in engines:
@@ -166,7 +175,7 @@ class Scored:
             scores.append(held / request.prompt_len)
         return scores
 
-    def route(self, request: Request, engines: Sequence[Replica]) -> int:
+    def route(self, request: Request, engines: Items[Replica]) -> int:
         queues = [each.num_waiting for each in engines]
         spread = max(queues) - min(queues)
         held = self.held_score(request, engines)
@@ -202,7 +211,7 @@ class Approximate(Scored):
         self._most_blocks = int(most_blocks)
         self._indexes: list[tuple[OrderedDict[int, None], ...]] = []  # by engine: device, cache
 
-    def held_score(self, request: Request, engines: Sequence[Replica]) -> list[float]:
+    def held_score(self, request: Request, engines: Items[Replica]) -> list[float]:
         self._indexes = self._indexes or [(OrderedDict(), OrderedDict()) for _ in engines]
         sizes = engines[0].device_blocks[0], self._blocks[0]
         self._keys = [[*islice(block_keys(request, size), self._most_blocks)] for size in sizes]
@@ -216,7 +225,7 @@ class Approximate(Scored):
             for indexes in self._indexes
         ]  # fmt: skip
 
-    def route(self, request: Request, engines: Sequence[Replica]) -> int:
+    def route(self, request: Request, engines: Items[Replica]) -> int:
         best = super().route(request, engines)
         most = engines[best].device_blocks[1], self._blocks[1]
         for keys, index, limit in zip(self._keys, self._indexes[best], most, strict=True):

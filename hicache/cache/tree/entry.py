@@ -118,6 +118,12 @@ class Entry:
         return names.contents(names.of_node(node, place)[:1])[0]
 
     @property
+    def keys(self) -> tuple[int, ...]:
+        """Return the numbers of all pages of the node, as `on_miss` and a router get them."""
+        names = self._entries.names
+        return tuple(names.contents(names.of_node(self._node)))
+
+    @property
     def parent(self) -> "Entry | None":
         """Return the entry of the same kind at the nearest ancestor node that holds such data.
 

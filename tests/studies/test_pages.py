@@ -1,0 +1,134 @@
+"""Results pages: their numbers come from results files, and canaries say which are stale."""
+
+import json
+import os
+import re
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from experiments import pages
+from experiments.pages import (
+    CANARIES,
+    RESULTS,
+    ROOT,
+    arms_table,
+    canary_of,
+    claims_table,
+    conditions_of,
+    text_of,
+    verdict,
+    with_text,
+)
+from hicache.cli.tables.intervals import Estimate
+from hicache.runs.schema import config_of
+
+PAGES = pages.pages()
+MADE = [name for name in PAGES if (RESULTS / f"{name}.json").exists()]
+NOW = json.loads(CANARIES.read_text())
+ON_TRACES = pytest.mark.skipif(
+    "HICACHE_DATA" not in os.environ, reason="HICACHE_DATA names no directory with the real traces"
+)
+FOUND = yaml.safe_load("""
+settings: [a=1]
+arms: {old: [], new: [b=2]}
+blocks: [0/3, 1/3, 2/3]
+seeds: [4, 5]
+conditions: {first: {}, second: {settings: [a=3], seeds: [4]}}
+claims: [{says: more hits, arm: new, over: old, metric: x_rate, wants: more}]
+""")
+ARMS = {
+    "old": {"x_rate": [[0.1], [0.2], [0.3]], "y_s": [[1.0], [2.0], [4.0]]},
+    "new": {"x_rate": [[0.2], [0.3], [0.4]], "y_s": [[2.0], [4.0], [8.0]]},
+}
+for each in ARMS.values():
+    each |= {"overloaded": [[0.0]], "rejected": [[0.0]]}
+
+
+def test_a_condition_replaces_settings_and_seeds_of_its_finding() -> None:
+    first, second = conditions_of(FOUND)
+    runs = [*first.runs()]
+    assert len(runs) == 2 * 3 * 2
+    assert runs[1] == (
+        4,
+        "workload.slice=0/3",
+        "new",
+        ["a=1", "b=2", "workload.slice=0/3", "seed=4"],
+    )
+    assert next(run[3][:2] for run in second.runs()) == ["a=1", "a=3"]
+    assert {run[0] for run in second.runs()} == {4}
+
+
+def test_tables_show_points_of_rates_and_percent_of_times() -> None:
+    assert "| first | +10.0 [+10.0, +10.0] **holds** |" in claims_table(FOUND, {"first": ARMS})
+    table = {"arms": "first", "over": "old", "metrics": {"y_s": "time"}}
+    assert "| new | 4.67 | +100.0 % [+100.0, +100.0] |" in arms_table(FOUND, {"first": ARMS}, table)
+
+
+@pytest.mark.parametrize(
+    ("interval", "wants", "told"),
+    [
+        ((0.1, 0.2), "more", "**holds**"),
+        ((0.1, 0.2), "less", "*reverses*"),
+        ((-0.2, -0.1), "less", "**holds**"),
+        ((-0.1, 0.2), "more", "open"),
+        ((-0.1, 0.2), 0.2, "**holds**"),
+        ((-0.1, 0.3), 0.2, "open"),
+        ((0.25, 0.3), 0.2, "*reverses*"),
+        (None, "more", "open"),
+    ],
+)
+def test_a_claim_holds_is_open_or_reverses(interval, wants, told) -> None:
+    found = Estimate(middle=0.0, interval=interval, least=None, needed=None)
+    assert verdict(found, wants) == told
+
+
+def test_text_replaces_what_stands_between_the_marks() -> None:
+    page = "# A\n<!-- begin -->\nold 3\n<!-- end -->\nafter\n"
+    assert with_text(page, "new\n") == page.replace("old 3", "new")
+    with pytest.raises(ValueError, match="no <!-- begin -->"):
+        with_text("# A\n", "new\n")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_run_of_a_page_has_settings_that_exist(name: str) -> None:
+    for condition in conditions_of(PAGES[name]):
+        first = replace(condition, blocks=condition.blocks[:1], seeds=condition.seeds[:1])
+        for *_, overrides in first.runs():
+            config_of(*overrides)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_numbers_of_a_page_come_from_its_results(name: str) -> None:
+    stored = json.loads((RESULTS / f"{name}.json").read_text())
+    page = (ROOT / "docs" / f"{name}.md").read_text()
+    text = text_of(name, PAGES[name], stored, NOW[name])
+    assert with_text(page, text) == page, f"python -m experiments.pages --canaries {name}"
+
+
+@pytest.mark.parametrize("name", [name for name in MADE if "conditions" in PAGES[name]])
+def test_a_page_has_no_number_in_a_table_without_a_source(name: str) -> None:
+    page = (ROOT / "docs" / f"{name}.md").read_text()
+    outside = page[: page.index("<!-- begin -->")] + page[page.index("<!-- end -->") :]
+    assert not re.findall(r"^\|.*\d.*\|$", outside, flags=re.MULTILINE)
+
+
+@ON_TRACES
+@pytest.mark.parametrize("name", NOW)
+def test_the_canary_of_a_page_is_unchanged(name: str) -> None:
+    told = f"docs/{name}.md may be stale: python -m experiments.pages --canaries {name} marks it"
+    assert canary_of(PAGES[name]) == NOW[name], told
+
+
+def test_flags_of_engines_exist_in_their_releases_and_settings_exist_here() -> None:
+    known = json.loads((RESULTS / "flags.json").read_text())  # of the releases' argument lists
+    page, settings = ((ROOT / "docs" / name).read_text() for name in ("flags.md", "knobs.md"))
+    rows = re.findall(r"^\| (.*?) \| (.*?) \| (.*?) \|$", page, flags=re.MULTILINE)[2:]
+    assert len(rows) > 15
+    for row in rows:
+        for cell, engine in zip(row, known, strict=False):
+            for flag in re.findall(r"--[a-z-]+", cell):
+                assert flag in known[engine], (flag, engine)
+        for setting in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)", row[2]):
+            assert f"`{setting}`" in settings, setting

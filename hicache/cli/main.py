@@ -16,7 +16,9 @@ COMMANDS = {
     "validate": ("hicache.cli.validate", "compare a run with the log of a server"),
     "calibrate": ("hicache.cli.calibrate", "find a server's constant from its log"),
     "explain": ("hicache.cli.explain.command", "explain the slowest requests of a run"),
+    "list": ("hicache.cli.catalog", "list models, machines, workloads, policies and experiments"),
     "check-policy": ("hicache.cli.check_policy", "test a policy class of your own on small runs"),
+    "check-storage": ("hicache.cli.check_storage", "test a storage engine of your own"),
     "diff": ("experiments.diff.__main__", "compare two releases of SGLang's or vLLM's cache"),
     "env": ("hicache.env", "print versions and devices for a bug report"),
 }
@@ -70,5 +72,5 @@ def _usage() -> str:
     lines = ["usage: hicache COMMAND ...", ""]
     for name, (module, purpose) in COMMANDS.items():
         if not module.startswith("experiments.") or _is_checkout():
-            lines.append(f"  {name:<14}{purpose}")
+            lines.append(f"  {name:<15}{purpose}")
     return "\n".join([*lines, "", "`hicache COMMAND --help` describes a command."])

@@ -5,7 +5,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from hicache.env import version
+from hicache import __version__
 
 COMMANDS = {
     "run": ("hicache.cli.run", "run one experiment, or a sweep of them"),
@@ -31,7 +31,7 @@ def main() -> None:
         print(_usage())
         return
     if "--version" in (name, *sys.argv[2:3]):  # Hydra would print its own
-        print(f"hicache {version('hicache')}")
+        print(f"hicache {__version__}")
         return
     if name not in COMMANDS:
         from hicache.runs.errors import meant  # Hydra takes a third of a second

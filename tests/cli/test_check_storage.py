@@ -8,6 +8,8 @@ from hicache.cli import check_storage
 from hicache.storage import contract
 from hicache.storage.engines.memory import MemoryStorage
 
+SHARED = OrderedDict()
+
 
 class Mine(MemoryStorage):
     """A correct engine with the constructor of a user's class."""
@@ -73,11 +75,9 @@ class NeverDeletes(Mine):
 class OneNamespace(Mine):
     """All stores of one class are the same store."""
 
-    shared = OrderedDict()
-
     def __init__(self, root, **more):
         super().__init__(root, **more)
-        self._pages = self.shared
+        self._pages = SHARED
 
 
 class Grows(Mine):

@@ -29,8 +29,6 @@ html_title = f"hicache {version}"
 html_show_sphinx = False
 html_additional_pages = {"index": "redirect.html"}
 templates_path = ["_templates"]
-html_static_path = ["site.css"]
-html_css_files = ["site.css"]
 
 
 def setup(app):

@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup replay test soak check fix
+.PHONY: help setup replay quick test soak check fix
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -38,6 +38,10 @@ $(READY): pyproject.toml
 
 replay: $(READY)  ## replay the built-in workload: make replay ARGS="prefetch.stop=best_effort"
 	@$(BIN)/hicache run $(ARGS)
+
+quick: $(READY)  ## run the tests of a minute: cache, scheduler, engine, policies, examples
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope -q tests/cache tests/scheduler tests/engine \
+	    tests/policies tests/test_examples.py $(ARGS)
 
 test: $(READY)  ## run all tests except the long ones
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope $(ARGS)

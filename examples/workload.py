@@ -1,4 +1,4 @@
-"""Writes a trace of two prompts that share their beginning, and replays it. python examples/workload.py"""
+"""Replays a trace of two prompts that share their first 1,024 tokens. python examples/workload.py"""
 
 import json
 from pathlib import Path
@@ -9,8 +9,8 @@ from hicache.runs.schema import config_of
 
 # a block of 512 tokens has an id; equal ids are equal tokens after an equal beginning
 ROWS = [
-    {"timestamp": 0, "input_length": 1500, "output_length": 20, "hash_ids": [1, 2, 3]},
-    {"timestamp": 9000, "input_length": 1600, "output_length": 20, "hash_ids": [1, 2, 4, 5]},
+    {"timestamp": 0, "input_length": 2048, "output_length": 20, "hash_ids": [1, 2, 3, 4]},
+    {"timestamp": 9000, "input_length": 2048, "output_length": 20, "hash_ids": [1, 2, 5, 6]},
 ]
 with TemporaryDirectory() as folder:
     trace = Path(folder, "trace.jsonl")

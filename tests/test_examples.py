@@ -16,7 +16,7 @@ PRINTED = {
     "policy": "examples.policy:NeverHitFirst: token hit rate 0.",
     "scheduler": "shortest_remaining: mean TTFT",
     "storage": "a page of any length is read as it was written",
-    "workload": "request 1: 1024 hits, 576 computed",
+    "workload": "request 1: 1024 hits, 1024 computed",
 }
 
 

@@ -17,7 +17,7 @@ READY := $(VENV)/.ready
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST)
 
-setup: $(READY)  ## install into .venv
+setup: $(READY)  ## install into .venv (LOCKED=1: the versions of requirements-dev.txt)
 
 # torch goes first: what comes after keeps it. With a GPU it is the default (CUDA) build, without
 # one the small CPU build, where its index answers within a few seconds.
@@ -33,6 +33,7 @@ $(READY): pyproject.toml
 	else \
 	    set -x; $(BIN)/pip install --quiet '$(TORCH)'; \
 	fi
+	$(if $(LOCKED),$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements-dev.txt)
 	$(BIN)/pip install --quiet -e '.[dev]'
 	@touch $@
 

@@ -1,4 +1,4 @@
-"""Replays a trace of two prompts that share their first 1,024 tokens. python examples/workload.py"""
+"""Replays two prompts that share their first 1,024 tokens. python examples/workload.py"""
 
 import json
 from pathlib import Path

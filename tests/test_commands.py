@@ -34,6 +34,7 @@ OWN = {
     "Qwen3-8B/config.json": str(MODEL), "mine.jsonl": "small.jsonl", "FOLDER": str(MODEL.parent),
     "agentx.jsonl": str(FIXTURES / "kv_cache_tester.jsonl"), "60": "0",
     "my_module:Mine": "my:Store",
+    "my_storage:Mine": "my:Store",
     "my_policies:Mine": "my:Mine", "my_policies:CheapStatesFirst": "my:Mine",
     "mine:Wanted": "my:Mine",
     "RUN_OR_SWEEP": "RUN", "DIRECTORY": "RUN", "outputs/fault_matrix/TIME": "SWEEP",

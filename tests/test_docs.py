@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 GENERATED = "knobs.md"
 PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md"))]
-MOST_WORDS = 24_300  # 21,000 until speculation, separate engines, calibration, curves, fleets
+MOST_WORDS = 24_350  # 21,000 until speculation, separate engines, calibration, curves, fleets
 VAGUE = re.compile(r"\b(?:no|some|any|every)body\b|\bwhoever\b", re.IGNORECASE)
 
 

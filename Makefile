@@ -12,12 +12,12 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup replay test soak check fix
+.PHONY: help setup replay quick test soak check fix
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1\t/p' $(MAKEFILE_LIST)
 
-setup: $(READY)  ## install into .venv
+setup: $(READY)  ## install into .venv (LOCKED=1: the versions of requirements-dev.txt)
 
 # torch goes first: what comes after keeps it. With a GPU it is the default (CUDA) build, without
 # one the small CPU build, where its index answers within a few seconds.
@@ -33,11 +33,16 @@ $(READY): pyproject.toml
 	else \
 	    set -x; $(BIN)/pip install --quiet '$(TORCH)'; \
 	fi
+	$(if $(LOCKED),$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements-dev.txt)
 	$(BIN)/pip install --quiet -e '.[dev]'
 	@touch $@
 
 replay: $(READY)  ## replay the built-in workload: make replay ARGS="prefetch.stop=best_effort"
 	@$(BIN)/hicache run $(ARGS)
+
+quick: $(READY)  ## run the tests of a minute: cache, scheduler, engine, policies, examples
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope -q tests/cache tests/scheduler tests/engine \
+	    tests/policies tests/test_examples.py $(ARGS)
 
 test: $(READY)  ## run all tests except the long ones
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope $(ARGS)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hicache.api import Run, Sweep, compare, load, run, sweep
 
+__version__ = "0.2.0"
+
 __all__ = ["Run", "Sweep", "compare", "load", "run", "sweep"]
 
 

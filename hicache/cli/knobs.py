@@ -8,6 +8,7 @@ enum and the comments of its members.
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
@@ -171,29 +172,29 @@ def _first_line(kind: type) -> str:
 
 
 def _options_line(group: str) -> str:
-    options = _options(group)
+    options = options_of(group)
     return f"Options: {', '.join(options)}." if len(options) > 1 else ""
 
 
 def _names(group: str) -> str:
     return textwrap.fill(
-        ", ".join(_options(group)), 98, initial_indent="  ", subsequent_indent="  "
+        ", ".join(options_of(group)), 98, initial_indent="  ", subsequent_indent="  "
     )
 
 
 def _questions() -> list[str]:
-    paths = {name: CONF / "experiment" / f"{name}.yaml" for name in _options("experiment")}
-    return [f"  {name:<22}{_question(path)}" for name, path in paths.items()]
+    paths = {name: CONF / "experiment" / f"{name}.yaml" for name in options_of("experiment")}
+    return [f"  {name:<22}{first_sentence(path)}" for name, path in paths.items()]
 
 
-def _question(path: Path) -> str:
-    # the first sentence of the file, which may take several lines
-    lines = takewhile(lambda line: line.startswith("# "), path.read_text().splitlines()[1:])
-    told = " ".join(line[2:] for line in lines).removeprefix("Question: ")
-    return told[: told.find("?") + 1]
+def first_sentence(path: Path) -> str:
+    """Return the first sentence of the comment that opens a file of `conf/`."""
+    lines = [line for line in path.read_text().splitlines() if line != "# @package _global_"]
+    told = " ".join(line[2:] for line in takewhile(lambda line: line.startswith("# "), lines))
+    return re.split(r"(?<=[.?]) ", told.removeprefix("Question: "), maxsplit=1)[0]
 
 
-def _options(group: str) -> list[str]:
+def options_of(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 

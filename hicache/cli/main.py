@@ -5,7 +5,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from hicache.env import version
+from hicache import __version__
 
 COMMANDS = {
     "run": ("hicache.cli.run", "run one experiment, or a sweep of them"),
@@ -19,7 +19,9 @@ COMMANDS = {
     "validate": ("hicache.cli.validate", "compare a run with the log of a server"),
     "calibrate": ("hicache.cli.calibrate", "find a server's constant from its log"),
     "explain": ("hicache.cli.explain.command", "explain the slowest requests of a run"),
+    "list": ("hicache.cli.catalog", "list models, machines, workloads, policies and experiments"),
     "check-policy": ("hicache.cli.check_policy", "test a policy class of your own on small runs"),
+    "check-storage": ("hicache.cli.check_storage", "test a storage engine of your own"),
     "diff": ("experiments.diff.__main__", "compare two releases of SGLang's or vLLM's cache"),
     "env": ("hicache.env", "print versions and devices for a bug report"),
 }
@@ -32,7 +34,7 @@ def main() -> None:
         print(_usage())
         return
     if "--version" in (name, *sys.argv[2:3]):  # Hydra would print its own
-        print(f"hicache {version('hicache')}")
+        print(f"hicache {__version__}")
         return
     if name not in COMMANDS:
         from hicache.runs.errors import meant  # Hydra takes a third of a second
@@ -73,5 +75,5 @@ def _usage() -> str:
     lines = ["usage: hicache COMMAND ...", ""]
     for name, (module, purpose) in COMMANDS.items():
         if not module.startswith("experiments.") or _is_checkout():
-            lines.append(f"  {name:<14}{purpose}")
+            lines.append(f"  {name:<15}{purpose}")
     return "\n".join([*lines, "", "`hicache COMMAND --help` describes a command."])

@@ -12,7 +12,6 @@ from pathlib import Path
 from hicache.cli.command import in_one_sentence, parser_of
 from hicache.cli.sweep import sum_up
 from hicache.cli.tables.groups import find_runs
-from hicache.results.report import write_report
 from hicache.results.requests_file import read_requests, records_of
 from hicache.runs.stored import CONFIG_FILE, flat, read_rows, read_summary, read_yaml
 
@@ -21,6 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of("hicache report", __doc__)
     parser.add_argument("runs", nargs="+", type=Path, help="directories of runs or of sweeps")
     options = parser.parse_args(arguments)
+    from hicache.results.report import write_report  # needs jinja2, which --help does not
+
     with in_one_sentence():
         for run in [run for path in options.runs for run in find_runs(path)]:
             page = write_report(

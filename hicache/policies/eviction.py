@@ -36,6 +36,8 @@ class UsedAgain:
 
 
 class Fifo:
+    """Evicts the radix-tree nodes first that were cached first."""
+
     def rank(self, entry: Entry, tier: str, kind: str) -> Rank:
         return (entry.created,) if kind == "full" else None
 

@@ -1,56 +1,19 @@
-"""Keys, and payloads computed from them, so that any process can detect a wrong byte."""
+"""A full disk, and a process that writes pages."""
 
 import json
 import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from hashlib import shake_128
 from pathlib import Path
 
 import hicache
 from hicache.config import StorageConfig
-from hicache.storage.base import Storage, StorageError
+from hicache.storage.base import StorageError
+from hicache.storage.contract import PAGE_BYTES, keys, write
 from hicache.storage.factory import open_storage
-
-PAGE_BYTES = 8192
-
-
-def key(number: int, kind: int = 0) -> bytes:
-    return number.to_bytes(16, "big") + bytes([kind])
-
-
-def keys(*numbers: int) -> list[bytes]:
-    return [key(number) for number in numbers]
-
-
-def payload(page_key: bytes, num_bytes: int = PAGE_BYTES) -> memoryview:
-    return memoryview(shake_128(page_key).digest(num_bytes))
-
-
-def poisoned(num_bytes: int = PAGE_BYTES) -> memoryview:
-    return memoryview(bytearray(b"\xdb" * num_bytes))
-
-
-def write(storage: Storage, page_keys: Sequence[bytes]) -> list[bool]:
-    return storage.write(page_keys, [payload(page_key) for page_key in page_keys])
-
-
-def read(storage: Storage, page_keys: Sequence[bytes]) -> list[memoryview | None]:
-    """Read pages; return None for each miss."""
-    buffers = [poisoned() for _ in page_keys]
-    results = storage.read(page_keys, buffers)
-    return [buffer if hit else None for buffer, hit in zip(buffers, results, strict=True)]
-
-
-def assert_whole_or_absent(storage: Storage, page_keys: Sequence[bytes]) -> int:
-    """Assert that each page that is read has its own bytes; return the number of hits."""
-    pages = read(storage, page_keys)
-    for page_key, page in zip(page_keys, pages, strict=True):
-        assert page is None or page == payload(page_key), f"wrong bytes under {page_key.hex()}"
-    return sum(page is not None for page in pages)
 
 
 @contextmanager

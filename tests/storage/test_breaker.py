@@ -1,10 +1,10 @@
 """The circuit breaker: when it bypasses an engine, when it probes it, and what callers get."""
 
 import pytest
-from storage_pages import keys, poisoned, write
 
 from hicache.clock import SimulatedClock, to_ns
 from hicache.storage.base import StorageError, StorageStats
+from hicache.storage.contract import keys, poisoned, write
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.storage.guards.base import GuardStorage
 from hicache.storage.guards.breaker import BreakerStorage

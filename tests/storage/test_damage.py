@@ -11,9 +11,9 @@ from random import Random
 
 import pytest
 from storage_engines import DISKS, failing, opened
-from storage_pages import PAGE_BYTES, assert_whole_or_absent, keys, payload, poisoned, read, write
 
 from hicache.storage.base import Storage, StorageError
+from hicache.storage.contract import PAGE_BYTES, keys, num_whole, payload, poisoned, read, write
 from hicache.storage.digest import namespace_name
 from hicache.storage.engines.slab import SlabStorage
 from hicache.storage.guards.deadline import DeadlineThreads
@@ -26,15 +26,15 @@ def use(storage: Storage) -> None:
     some = keys(*range(12))
     for call in (
         lambda: storage.contains(some),
-        lambda: assert_whole_or_absent(storage, some),
+        lambda: num_whole(storage, some),
         lambda: storage.read(some, [poisoned(PAGE_BYTES // 2) for _ in some]),
         lambda: storage.read(some, [poisoned(2 * PAGE_BYTES) for _ in some]),
         lambda: [write(storage, [page_key]) for page_key in some],
         lambda: write(storage, some),
-        lambda: assert_whole_or_absent(storage, some),
+        lambda: num_whole(storage, some),
         lambda: storage.stats(),
         lambda: storage.delete(some[:3]),
-        lambda: assert_whole_or_absent(storage, some),
+        lambda: num_whole(storage, some),
     ):
         with suppress(StorageError):
             call()
@@ -181,11 +181,11 @@ def survive_damage(kind: str, base: Path, times: int, rng: Random) -> None:
                     damage(path, rng, may_cut=not is_open)
             if is_open:
                 with suppress(StorageError):
-                    found += assert_whole_or_absent(storage, some)
+                    found += num_whole(storage, some)
                 use(storage)
         for _ in range(2):
             with suppress(StorageError), opened(kind, root, 64 * PAGE_BYTES) as storage:
-                found += assert_whole_or_absent(storage, some)
+                found += num_whole(storage, some)
                 use(storage)
     assert found > 0
 

@@ -10,9 +10,9 @@ from threading import enumerate as enumerate_threads
 
 import numpy as np
 import pytest
-from storage_pages import PAGE_BYTES, keys, payload, poisoned, read, write
 
 from hicache.storage.base import StorageError
+from hicache.storage.contract import PAGE_BYTES, keys, payload, poisoned, read, write
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.storage.guards.deadline import DeadlineStorage, DeadlineThreads
 

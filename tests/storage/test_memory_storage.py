@@ -1,8 +1,8 @@
 """The engine in memory: placeholders of nominal size, and capacities that only it can have."""
 
 import pytest
-from storage_pages import key
 
+from hicache.storage.contract import key
 from hicache.storage.engines.memory import MemoryStorage
 
 EMPTY = memoryview(b"")

@@ -3,11 +3,11 @@
 from contextlib import closing
 
 import pytest
-from storage_pages import keys, payload, poisoned, read, write
 from storage_servers import mooncake_cluster
 
 from hicache.clock import SimulatedClock
 from hicache.storage.base import StorageError
+from hicache.storage.contract import keys, payload, poisoned, read, write
 from hicache.storage.engines.mooncake import MooncakeStorage
 from hicache.storage.guards.breaker import BreakerStorage
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from storage_engines import DISKS, before_each, failing, opened
-from storage_pages import keys, payload, read, write
 
 from hicache.storage.base import StorageError
+from hicache.storage.contract import keys, payload, read, write
 from hicache.storage.digest import namespace_name
 
 KEY = keys(7)

@@ -6,12 +6,12 @@ from contextlib import ExitStack, closing
 from itertools import count
 
 import pytest
-from storage_pages import PAGE_BYTES, keys, payload, poisoned, read, write
 from storage_servers import free_port, redis_server
 
 from hicache.clock import SimulatedClock, to_ns
 from hicache.secret import PASSWORD
 from hicache.storage.base import StorageError
+from hicache.storage.contract import PAGE_BYTES, keys, payload, poisoned, read, write
 from hicache.storage.digest import namespace_name
 from hicache.storage.engines.parts import parts
 from hicache.storage.engines.redis import RedisStorage

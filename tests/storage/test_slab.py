@@ -11,9 +11,9 @@ from threading import Barrier, Event
 
 import pytest
 from storage_engines import before_each
-from storage_pages import PAGE_BYTES, key, keys, payload, poisoned, read, write
 
 from hicache.storage.base import StorageError
+from hicache.storage.contract import PAGE_BYTES, key, keys, payload, poisoned, read, write
 from hicache.storage.digest import namespace_name
 from hicache.storage.engines.owner import current_owner
 from hicache.storage.engines.slab import SlabStorage

@@ -1,0 +1,37 @@
+"""Each script of `examples/` runs as a newcomer would run it, and prints what it found."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_must_read import code_lines
+
+ROOT = Path(__file__).parents[1]
+PRINTED = {
+    "cache": "token hit rate 0.",
+    "kernels": "3 pages were backed up",
+    "policy": "examples.policy:NeverHitFirst: token hit rate 0.",
+    "scheduler": "shortest_remaining: mean TTFT",
+    "storage": "a page of any length is read as it was written",
+    "workload": "request 1: 1024 hits, 1024 computed",
+}
+
+
+def test_every_example_is_run_and_short():
+    lengths = {file.stem: code_lines(file.read_text()) for file in (ROOT / "examples").glob("*.py")}
+    assert set(lengths) == set(PRINTED)
+    assert max(lengths.values()) <= 55
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_an_example_runs(name, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, f"examples/{name}.py"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert PRINTED[name] in done.stdout
+    assert "FAILED" not in done.stdout

@@ -133,6 +133,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         choices=("eagle",),
         help="the caches serve a draft model, too: keys and dropped blocks, with no draft accepted",
     )
+    add("--stages", type=int, default=1, help="stages of SGLang's pipeline, one cache each")
+    add(
+        "--own-clocks",
+        action="store_true",
+        help="plant a mistake: each stage counts the copies that have ended on it (with --stages)",
+    )
     add("--corrected", action="store_true", help="correct three faults of vLLM (docs/validity.md)")
     add("--model", help="model whose KV sizes convert tokens to bytes, a name in conf/model")
     add(
@@ -172,6 +178,10 @@ def run(options: argparse.Namespace) -> int:
         settings["mixed"] = "yes"
     if options.speculation:
         settings["speculation"] = options.speculation
+    if options.stages > 1:
+        settings["stages"] = f"{options.stages}"
+        if options.own_clocks:
+            settings["votes"] = "no"
     if options.base.startswith(engine.keeps_windows):
         settings["windows"] = "every"
     if options.corrected:

@@ -10,6 +10,7 @@ from os.path import commonprefix
 from typing import Any
 
 import numpy as np
+import torch.distributed
 
 from experiments.diff.counting import Tally, admission_word, joined
 from experiments.diff.pages import NodeView, PageSpan, page_span, state_of
@@ -19,6 +20,7 @@ from experiments.diff.protocol import (
     Hits,
     Outcome,
     Pools,
+    Side,
     SideError,
     Span,
     StepRow,
@@ -26,6 +28,7 @@ from experiments.diff.protocol import (
 )
 from experiments.diff.sglang import device  # before anything of the package
 from experiments.diff.sglang.clock import Clock
+from experiments.diff.sglang.stages import Stages
 
 import sglang  # isort: skip
 from sglang.srt.environ import envs  # isort: skip
@@ -107,7 +110,10 @@ class SglangSide:
         server_args._mamba_cache_chunk_size = page
         set_global_server_args_for_scheduler(server_args)
         # keep a reference: the package drops them when this object is collected
-        self._ranks = get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1)
+        rank, stages = int(options.get("rank", 0)), int(options.get("stages", 1))
+        self._ranks = get_parallel().override(
+            tp_rank=0, tp_size=1, pp_rank=rank, pp_size=stages
+        )
         self._ranks.__enter__()
         memory = make_memory(pools)
         self.allocator, self.rows = memory.allocator, memory.rows
@@ -122,10 +128,15 @@ class SglangSide:
             eviction_policy=known_policy(eviction),
             tree_core_backend=core,
             is_eagle=options.get("speculation") == "eagle",
+            pp_rank=rank,
+            pp_size=stages,
+            pp_cache_group=torch.distributed.group.WORLD if stages > 1 else None,
         )
         self.cache = UnifiedRadixCache(params)
         if self._has_host:
             self.cache.init_hicache(server_args, params)
+        if options.get("votes") == "no":
+            self.cache.pp_rank, self.cache.pp_size = 0, 1
         self._kinds = memory.components
         self._host_pools = self._find_host_pools()
         self._tally = Tally(pools)
@@ -607,4 +618,7 @@ def known_policy(eviction: str) -> str:
     return "own"
 
 
-open_side = SglangSide  # as the protocol asks for it
+def open_side(pools: Pools, options: Mapping[str, str]) -> Side:
+    if int(options.get("stages", 1)) > 1:
+        return Stages(SglangSide, pools, options)
+    return SglangSide(pools, options)

@@ -111,9 +111,7 @@ class SglangSide:
         set_global_server_args_for_scheduler(server_args)
         # keep a reference: the package drops them when this object is collected
         rank, stages = int(options.get("rank", 0)), int(options.get("stages", 1))
-        self._ranks = get_parallel().override(
-            tp_rank=0, tp_size=1, pp_rank=rank, pp_size=stages
-        )
+        self._ranks = get_parallel().override(tp_rank=0, tp_size=1, pp_rank=rank, pp_size=stages)
         self._ranks.__enter__()
         memory = make_memory(pools)
         self.allocator, self.rows = memory.allocator, memory.rows

@@ -1,8 +1,8 @@
 """SGLang's caches of the stages of a pipeline: one process each, which vote along a chain.
 
-Each stage has its own tree, pools and storage, and sees the same requests. With delayed copies, those
-of stage s take s requests longer than those of stage 0. Stage 0 alone counts the copies that have
-ended; the others take as many (`UnifiedRadixCache._sync_hicache_ready_counts`).
+Each stage has its own tree, pools and storage, and sees the same requests. With delayed copies,
+those of stage s take s requests longer than those of stage 0. Stage 0 alone counts the copies that
+have ended; the others take as many (`UnifiedRadixCache._sync_hicache_ready_counts`).
 """
 
 import multiprocessing
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed
 
-from experiments.diff.protocol import Call, Outcome, Pools, SideError, Span, Tokens
+from experiments.diff.protocol import Outcome, Pools, SideError, Span, Tokens
 
 PATIENCE = timedelta(seconds=60)
 Opener = Callable[[Pools, Mapping[str, str]], Any]
@@ -39,7 +39,7 @@ class Stages:
         self._wires: list[Connection] = []
         fork = multiprocessing.get_context("fork")
         with tempfile.TemporaryDirectory() as folder:
-            meeting = os.path.join(folder, "ranks")
+            meeting = f"{folder}/ranks"
             for rank in range(1, count):
                 ours, theirs = fork.Pipe()
                 arguments = (open_stage, pools, options, rank, meeting, theirs)
@@ -77,7 +77,9 @@ class Stages:
             other = _heard(wire)
             if other != answer:
                 what = f"{name} {arguments[0]}" if name != "probe" else name
-                raise SideError(f"stage {rank} differs from stage 0 at {what}: {_differing(other, answer)}")
+                raise SideError(
+                    f"stage {rank} differs from stage 0 at {what}: {_differing(other, answer)}"
+                )
         return answer
 
 

@@ -47,3 +47,19 @@ def test_the_free_memory_that_psutil_reports_decides_nothing(tmp_path: Path) -> 
     found = compare(chosen("builtin", 2, pools), pools, (base, head), tmp_path)
     assert found.failure is None
     assert all(peak is not None and peak < 4e9 for peak in found.peak_bytes)
+
+
+@pytest.mark.parametrize("votes", ["yes", "no"])
+def test_stages_that_vote_decide_as_one_cache_and_others_are_reported(
+    tmp_path: Path, votes: str
+) -> None:
+    sizes = "device_tokens=65536,host_tokens=131072,max_len=16384"
+    pools = pools_for("builtin", "full", sizes, "delayed:3")
+    base, head = (prepare(ENGINES["sglang"], side) for side in ("0.5.23", "hicache"))
+    base = replace(base, options={"stages": "2", "votes": votes})
+    found = compare(chosen("builtin", 12, pools), pools, (base, head), tmp_path)
+    if votes == "yes":
+        assert found.failure is None
+        assert not {Kind.fewer, Kind.more, Kind.tier} & set(found.kinds)
+    else:
+        assert "stage 1 differs from stage 0" in str(found.failure)

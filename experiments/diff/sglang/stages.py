@@ -16,7 +16,15 @@ from typing import Any
 
 import torch.distributed
 
-from experiments.diff.protocol import Outcome, Pools, SideError, Span, Tokens
+from experiments.diff.protocol import (
+    Arrival,
+    Outcome,
+    Pools,
+    SideError,
+    Span,
+    StepRow,
+    Tokens,
+)
 
 PATIENCE = timedelta(seconds=60)
 Opener = Callable[[Pools, Mapping[str, str]], Any]
@@ -33,8 +41,6 @@ class Stages:
     """
 
     def __init__(self, open_stage: Opener, pools: Pools, options: Mapping[str, str]) -> None:
-        if pools.in_flight:
-            raise SideError("--stages compares requests one at a time, not with --in-flight")
         count = int(options["stages"])
         self._wires: list[Connection] = []
         fork = multiprocessing.get_context("fork")
@@ -55,7 +61,8 @@ class Stages:
         return about | {"stages": f"{len(self._wires) + 1}"}
 
     def admit(self, number: int, tokens: Tokens, prompt_len: int, stage: str = "") -> Outcome:
-        return self._all("admit", number, tokens, prompt_len, stage)
+        outcome: Outcome = self._all("admit", number, tokens, prompt_len, stage)
+        return outcome
 
     def finish(self, number: int) -> None:
         self._all("finish", number)
@@ -64,7 +71,11 @@ class Stages:
         self._all("abort", number)
 
     def probe(self, tokens: Tokens) -> dict[str, list[Span]]:
-        return self._all("probe", tokens)
+        found: dict[str, list[Span]] = self._all("probe", tokens)
+        return found
+
+    def step(self, arrivals: list[Arrival]) -> StepRow:
+        raise SideError("--stages compares requests one at a time, not with --in-flight")
 
     def close(self) -> None:
         self._all("close")

@@ -51,6 +51,9 @@ NOT_RUN = {
     "hicache run -m hydra/launcher=": "needs a cluster",
     "hicache calibrate": "needs the log of a server: tests/studies",
     "hicache validate": "needs the log of a server: tests/cli/test_validate.py",
+    "hicache record": "waits for a server: tests/record",
+    "hicache anonymize": "needs a trace of the user's: tests/record",
+    "hicache advise": "simulates a grid: tests/cli/test_advise.py",
     "hicache size": "simulates a grid: tests/cli/test_size.py",
 }
 OF_KIND = {"weka_agentic": FIXTURES / "kv_cache_tester.jsonl"} | dict.fromkeys(

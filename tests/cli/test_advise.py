@@ -5,8 +5,8 @@ from itertools import product
 
 import pytest
 
-from hicache.cli import advise
-from hicache.cli.advise import Trial, best_of
+from hicache.cli import advice, advise
+from hicache.cli.advice import Trial, best_of
 from hicache.cli.engine_flags import Choice, grid_of, is_possible, neighbors, todays
 
 
@@ -84,7 +84,7 @@ def unique(tmp_path):
 
 
 def test_a_log_without_repeated_prompts_gets_no_change(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(advise, "PROBE", 20)
+    monkeypatch.setattr(advice, "PROBE", 20)
     out = tmp_path / "out"
     server = ["model=llama3_8b", "hardware=h100", "parallel.tp=1"]
     short = ["--windows", "3", "--gib", "16", "--workers", "1", "--out-dir", str(out)]
@@ -99,7 +99,7 @@ def test_a_log_without_repeated_prompts_gets_no_change(tmp_path, capsys, monkeyp
 def test_a_cache_that_is_too_small_for_its_sessions_gets_a_host_cache(
     tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(advise, "PROBE", 20)
+    monkeypatch.setattr(advice, "PROBE", 20)
     log = tmp_path / "log.jsonl"
     rows = [  # 40 documents of 8,192 tokens, asked for in turn
         {"timestamp": 400 * place, "input_length": 8200, "output_length": 4,

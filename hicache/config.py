@@ -1124,8 +1124,7 @@ class ExperimentConfig:
             f"parallel.ranks={parallel.ranks}": parallel.ranks > 1,
             f"executor.kind={self.executor.kind}": self.executor.kind != "simulated",
             f"executor.capture={self.executor.capture}": self.executor.capture == "cut",
-            f"scheduler.batching={batching.value}": batching
-            not in (Batching.prefill_first, Batching.mixed),
+            f"scheduler.batching={batching.value}": batching is Batching.running_first,
             "compat.rules.trims_leaves=true": rules.trims_leaves,
             f"cache.pools={cache.pools}": cache.pools != "split",
             "cache.window=replay": cache.window is WindowHit.replay,

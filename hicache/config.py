@@ -1122,7 +1122,8 @@ class ExperimentConfig:
             "speculation.drafts": self.speculation.drafts > 0,
             "separate engines for prefill and decode": parallel.prefill > 0,
             f"parallel.ranks={parallel.ranks}": parallel.ranks > 1,
-            f"executor.kind={self.executor.kind}": self.executor.kind != "simulated",
+            "executor.kind=torch and model.parts": self.executor.kind != "simulated"
+            and bool(self.model.parts),
             f"executor.capture={self.executor.capture}": self.executor.capture == "cut",
             f"scheduler.batching={batching.value}": batching is Batching.running_first,
             "compat.rules.trims_leaves=true": rules.trims_leaves,

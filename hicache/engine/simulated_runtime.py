@@ -115,7 +115,8 @@ def make_runtime(
         if config.speculation.drafts:
             model = with_draft_layers(config.model, config.speculation.layers)
             config = replace(config, model=model)
-        return TorchRuntime(config, *counts, tp=deployment.tp)
+        layers = [len(each.cost.model.layer_words) for each in deployment.stages]
+        return TorchRuntime(config, *counts, tp=deployment.tp, stage_layers=layers)
     return SimulatedRuntime(config, deployment, places)
 
 

@@ -1,4 +1,4 @@
-"""The pools of one rank of one stage: pages and slots on the device and in pinned host memory, and their tables.
+"""The pools of one rank: pages and slots on the device and in pinned host memory, and their tables.
 
 A pool is one slab. The device slab is layer-first, because attention reads one layer at a time. On
 the host each item (a page, a slot) is contiguous, because storage reads and writes whole items.

@@ -1121,7 +1121,6 @@ class ExperimentConfig:
         refused = {
             "speculation.drafts": self.speculation.drafts > 0,
             "separate engines for prefill and decode": parallel.prefill > 0,
-            f"parallel.ranks={parallel.ranks}": parallel.ranks > 1,
             "executor.kind=torch and model.parts": self.executor.kind != "simulated"
             and bool(self.model.parts),
             f"executor.capture={self.executor.capture}": self.executor.capture == "cut",

@@ -4,6 +4,7 @@
 still reads.
 """
 
+import sys
 from collections.abc import Iterable
 
 from hicache.cache.kinds import FULL
@@ -82,6 +83,7 @@ class PageWindows:
         Those that the tree holds may be evicted from now on, and count as just used.
         """
         self._free_leaving(sequence, length)
+        self._leave_past(sequence, length)
         lock, kinds, moved = sequence.lock, self._tree.kinds, False
         assert lock is not None
         for kind, _ in kinds.windows:
@@ -102,8 +104,8 @@ class PageWindows:
         old = sequence.lock
         assert old is not None
         sequence.lock = self._tree.lock(node, sequence.reads_from, sequence.tree_windows)
-        if node is not old.node:
-            self._tree.residency.leave_state(old.node)
+        if node is not old.node and self._tree.kinds.points:
+            sequence.past.append(self._tree.lock(old.node, windows_end=0))
         self._tree.release(old)
 
     def end(self, sequence: Sequence) -> None:
@@ -111,6 +113,7 @@ class PageWindows:
         self._free_leaving(sequence)
         if sequence.lock is not None:
             self._tree.touch(sequence.lock.node)  # vLLM frees full pages first
+            self._leave_past(sequence)
             for kind, _ in self._tree.kinds.windows if sequence.num_pages else ():
                 self._use(sequence, kind, sequence.num_pages)
 
@@ -144,6 +147,15 @@ class PageWindows:
             if page_ids[count:]:
                 rest.append((kind, first + count, page_ids[count:]))
         sequence.leaving = rest
+
+    def _leave_past(self, sequence: Sequence, length: int = sys.maxsize) -> None:
+        # a state is copied in the step after the one that computed it, and freed in the step after
+        # that (`single_type_kv_cache_manager.py`, line 1641)
+        held = [each for each in sequence.past if each.node.end * self._page_size >= length]
+        for each in sequence.past[: len(sequence.past) - len(held)]:
+            self._tree.residency.leave_state(each.node)
+            self._tree.release(each)
+        sequence.past = held
 
     def _use(self, sequence: Sequence, kind: int, end: int) -> None:
         # pages of the tree that the sequence has read until now, up to page `end`

@@ -5,15 +5,13 @@ still reads.
 """
 
 import sys
-from collections.abc import Iterable
 
 from hicache.cache.kinds import FULL
-from hicache.cache.pages import PageIds, Pools
+from hicache.cache.pages import Pools
+from hicache.cache.tiers.transfer import LoadBack
 from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
-
-OwnData = tuple[int, int, PageIds]  # (kind, first page, ids), which no other request can hit
 
 
 class PageWindows:
@@ -33,10 +31,8 @@ class PageWindows:
         own: set[tuple[int, Node]] = set()
         if not self._rules.keeps_for_repeats:
             return own
-        kinds, node, size = self._tree.kinds, match.best_node, self._page_size
-        assert sequence.request is not None
-        prompt_end = self._tree.repeat_end(sequence.request.prompt_len)
-        ends = [prompt_end, match.branch_end // size]
+        kinds, node = self._tree.kinds, match.best_node
+        ends = self._ends(sequence, match)
         if node.end not in ends:
             own.update((kind, node) for kind in kinds.points)
         for kind, window in kinds.windows:
@@ -49,19 +45,28 @@ class PageWindows:
                     own.add((kind, above))
         return own
 
-    def begin(self, sequence: Sequence, node: Node) -> None:
-        """Note that the request reads the windows that end at `node`, where it will be locked."""
+    def begin(self, sequence: Sequence, node: Node, match: MatchResult) -> None:
+        """Note that the request reads the windows that end at `node`, where it will be locked.
+
+        Their host copies count as used where a prompt is expected to resume.
+        """
         sequence.reads_from = [0] * self._tree.kinds.size
         for kind, window in self._tree.kinds.windows:
             first = sequence.reads_from[kind] = max(window.first(node.end), 0)
-            sequence.used.append((kind, first, node.end))
+            for end in self._ends(sequence, match):  # `offloading/scheduler.py`, line 1855
+                sequence.used.append((kind, max(window.first(end), first), min(end, node.end)))
             self._tree.ancestor(node, sequence.tokens, first)  # splits there
 
-    def take(self, sequence: Sequence, loaded: Iterable[OwnData]) -> None:
+    def take(self, sequence: Sequence, load_back: LoadBack) -> None:
         """Give the request, after a load-back, the window pages that were loaded for it alone."""
         end = sequence.num_pages
         sequence.used += [(kind, end - 1, end) for kind in self._tree.kinds.points]
-        for kind, first, page_ids in loaded:
+        sequence.used += [
+            (kind, load_back.starts[kind], end)
+            for kind in self._tree.kinds.window_lens
+            if kind in load_back.starts
+        ]
+        for kind, first, page_ids in load_back.own:
             if kind in self._tree.kinds.window_lens:
                 sequence.pages[kind][first : first + len(page_ids)] = page_ids
                 sequence.leaving.append((kind, first, page_ids))
@@ -132,6 +137,14 @@ class PageWindows:
                     above.host_ticks[kind] = max(above.host_ticks[kind], sequence.host_tick)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _ends(self, sequence: Sequence, match: MatchResult) -> list[int]:
+        # where a prompt is expected to resume: an equal one, and one that leaves it where this one
+        # leaves what the device holds
+        assert sequence.request is not None
+        is_branch = match.branch_end > match.device_prefix_len
+        ends = [match.branch_end // self._page_size] if is_branch else []
+        return [self._tree.repeat_end(sequence.request.prompt_len), *ends]
 
     def _read_from(self, kind: int, length: int) -> int:
         return (length - self._tree.kinds.window_lens[kind] + 1) // self._page_size

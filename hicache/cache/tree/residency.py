@@ -319,7 +319,16 @@ class Residency:
             return spared, FULL
         firsts = [(node, each) for each in among if (node := self._first(tier, each)) is not None]
         if len(firsts) > 1:
-            return min(firsts, key=lambda found: (queues[found[1]].priority(found[0]), found[1]))
+            # of a page of vLLM's host, the state leaves first (`cpu/policies/lru.py`, line 163)
+            early = self._points if self._trims else ()
+            return min(
+                firsts,
+                key=lambda found: (
+                    queues[found[1]].priority(found[0]),
+                    found[1] not in early,
+                    found[1],
+                ),
+            )
         if firsts:
             return firsts[0]
         return None if spared is None else (spared, FULL)

@@ -54,8 +54,12 @@ class PageWindows:
         for kind, window in self._tree.kinds.windows:
             first = sequence.reads_from[kind] = max(window.first(node.end), 0)
             for end in self._ends(sequence, match):  # `offloading/scheduler.py`, line 1855
-                sequence.used.append((kind, max(window.first(end), first), min(end, node.end)))
-            self._tree.ancestor(node, sequence.tokens, first)  # splits there
+                used = kind, max(window.first(end), first), min(end, node.end)
+                if used[1] < used[2]:
+                    sequence.used.append(used)
+                    self._tree.ancestor(node, sequence.tokens, used[1])  # splits there
+                    self._tree.ancestor(node, sequence.tokens, used[2])
+            self._tree.ancestor(node, sequence.tokens, first)
 
     def take(self, sequence: Sequence, load_back: LoadBack) -> None:
         """Give the request, after a load-back, the window pages that were loaded for it alone."""

@@ -113,7 +113,8 @@ class PageWindows:
         old = sequence.lock
         assert old is not None
         sequence.lock = self._tree.lock(node, sequence.reads_from, sequence.tree_windows)
-        if node is not old.node and self._tree.kinds.points:
+        states = [old.node.held[DEVICE][kind] for kind in self._tree.kinds.points]
+        if node is not old.node and any(states):
             sequence.past.append(self._tree.lock(old.node, windows_end=0))
         self._tree.release(old)
 
@@ -145,6 +146,8 @@ class PageWindows:
     def _ends(self, sequence: Sequence, match: MatchResult) -> list[int]:
         # where a prompt is expected to resume: an equal one, and one that leaves it where this one
         # leaves what the device holds
+        if not self._rules.keeps_for_repeats:
+            return [match.best_node.end]
         assert sequence.request is not None
         is_branch = match.branch_end > match.device_prefix_len
         ends = [match.branch_end // self._page_size] if is_branch else []
@@ -168,11 +171,10 @@ class PageWindows:
     def _leave_past(self, sequence: Sequence, length: int = sys.maxsize) -> None:
         # a state is copied in the step after the one that computed it, and freed in the step after
         # that (`single_type_kv_cache_manager.py`, line 1641)
-        held = [each for each in sequence.past if each.node.end * self._page_size >= length]
-        for each in sequence.past[: len(sequence.past) - len(held)]:
-            self._tree.residency.leave_state(each.node)
-            self._tree.release(each)
-        sequence.past = held
+        while sequence.past and sequence.past[0].node.end * self._page_size < length:
+            lock = sequence.past.pop(0)
+            self._tree.residency.leave_state(lock.node)
+            self._tree.release(lock)
 
     def _use(self, sequence: Sequence, kind: int, end: int) -> None:
         # pages of the tree that the sequence has read until now, up to page `end`

@@ -5,12 +5,12 @@ hicache run goodput.num_rates=16 goodput.ttft_s=1 prefetch.stop=best_effort
 
 A request is in time if its TTFT and its mean time per further token meet their limits. With
 `workload.jobs=true`, jobs count instead of requests: a job is in time if it finishes with a
-slowdown of at most `goodput.job_slowdown`. The workload is replayed at rates that grow by a constant factor. For a lower rate, the program leaves sessions
-out. For a higher rate, it repeats sessions with new tokens. It does not stretch time. Every session
-of one rate is also part of every higher rate. The share in time is made monotone over the rates by
-isotonic regression, weighted by requests. The goodput is interpolated between the two rates around
-the wanted share. One replay gives no confidence interval: for that, use windows
-(`hicache compare --paired`).
+slowdown of at most `goodput.job_slowdown`. The workload is replayed at rates that grow by a
+constant factor. For a lower rate, the program leaves sessions out. For a higher rate, it repeats
+sessions with new tokens. It does not stretch time. Every session of one rate is also part of every
+higher rate. The share in time is made monotone over the rates by isotonic regression, weighted by
+requests. The goodput is interpolated between the two rates around the wanted share. One replay
+gives no confidence interval: for that, use windows (`hicache compare --paired`).
 """
 
 from collections.abc import Callable, Sequence

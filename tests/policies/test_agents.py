@@ -68,7 +68,8 @@ def step(policy, event: str, request) -> None:
 def test_continuum_pins_as_its_released_code() -> None:
     # continuum.json: what the estimator and the scheduler of vllm-continuum (fd5500a) decided for a
     # log of 12 jobs: [ns, event, job, turn, tool, seconds of the pin, pinned jobs, is the last,
-    # waiting jobs in the order in which its queue serves them]
+    # waiting jobs in the order in which its queue (`ContinuumRequestQueue.peek_request`, as two
+    # other public copies have it) serves them]
     events = json.loads(Path(__file__).with_name("continuum.json").read_text())
     turns = {(e[2], e[3]): turn(100 * e[2] + e[3], e[2], e[4]) for e in events}
     for event in events:

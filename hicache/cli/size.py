@@ -42,6 +42,10 @@ from hicache.runs.schema import config_of
 
 SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
 LEAST_GAIN = 0.005  # smaller gains in hit rate do not count
+JOBS = {
+    "job completion mean, s": "jobs/completion_s_mean",
+    "jobs in time per hour": "jobs/in_time_per_hour",
+}
 WORDS = {SWA: "windows", MAMBA: "states"}
 
 
@@ -56,6 +60,7 @@ class Cell:
         hit_rate: prompt tokens found in the KV cache, as a fraction of all prompt tokens.
         ttft_s: the mean time to first token in seconds. None if the GPUs were overloaded.
         speculation: the measures of speculation by name; empty without speculation.
+        jobs: the measures of jobs by name; empty without jobs.
     """
 
     host_gib: float
@@ -63,6 +68,7 @@ class Cell:
     hit_rate: float
     ttft_s: float | None
     speculation: Mapping[str, float] = field(default_factory=dict)
+    jobs: Mapping[str, float] = field(default_factory=dict)
 
 
 Measure = Callable[[Sequence[tuple[float, float | None]]], list[Cell]]
@@ -91,6 +97,7 @@ def measure(config: ExperimentConfig, place: tuple[float, float | None]) -> Cell
         hit_rate=summary["cache/token_hit_rate"],
         ttft_s=None if is_overloaded(summary) else summary["request/ttft_s_mean"],
         speculation=measures_of(summary),
+        jobs={name: summary[key] for name, key in JOBS.items() if key in summary},
     )
 
 
@@ -239,7 +246,8 @@ def _row(cell: Cell, kind: int | None, dollars_per_gib: float | None) -> dict[st
     row["token hit rate"] = f"{cell.hit_rate:.3f}"
     row["TTFT mean, s"] = "–" if cell.ttft_s is None else f"{cell.ttft_s:.3g}"
     row |= {
-        name.replace("_", " "): f"{round(count, 2):,}" for name, count in cell.speculation.items()
+        name.replace("_", " "): f"{round(count, 2):,}"
+        for name, count in {**cell.speculation, **cell.jobs}.items()
     }
     if dollars_per_gib is not None:
         row["dollars"] = f"{cell.host_gib * dollars_per_gib:,.0f}"

@@ -356,7 +356,7 @@ class Mori(Sessions):
     """Keeps busy sessions on the device and idle ones on the host, by their relative idleness.
 
     Xia et al., "Idleness is relative: exploiting tool-call idle windows for offloading in agentic
-    systems with MORI" (arXiv 2606.00866), by the rules of the paper; its code is not public:
+    systems with MORI" (arXiv 2606.00866), by summaries of the paper, with the sections they name:
 
     - Idleness is the share of tool time in the last `window` turns, with the tool call that runs;
       queue times do not count (section 4.2).

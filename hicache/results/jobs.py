@@ -107,6 +107,13 @@ def jobs_of(
     return ends, jobs
 
 
+def counts(summary: Mapping[str, float]) -> tuple[int, int]:
+    """Return how many jobs finished within the limit on slowdown, and how many there were."""
+    finished, per_hour = summary["jobs/finished_count"], summary["jobs/per_hour"]
+    in_time = finished * summary["jobs/in_time_per_hour"] / per_hour if per_hour else 0
+    return round(in_time), int(sum(summary[f"jobs/{end}_count"] for end in ENDS))
+
+
 def outcome(summary: Mapping[str, float]) -> str | None:
     """Return what became of the jobs of a run in one sentence, or None without jobs."""
     if "jobs/per_hour" not in summary:

@@ -80,6 +80,8 @@ SOMETIMES = (
     "computed/state_missing_tokens",
     "goodput/requests_per_s",
     "goodput/tried_requests_per_s",
+    "goodput/jobs_per_hour",
+    "goodput/tried_jobs_per_hour",
     "verify/greedy_agreement",
     "verify/logit_error_max",
     "verify/wrong_count",

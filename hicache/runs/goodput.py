@@ -3,13 +3,14 @@
 hicache run experiment=goodput
 hicache run goodput.num_rates=16 goodput.ttft_s=1 prefetch.stop=best_effort
 
-A request is in time if its TTFT and its mean time per further token meet their limits. The workload
-is replayed at rates that grow by a constant factor. For a lower rate, the program leaves sessions
-out. For a higher rate, it repeats sessions with new tokens. It does not stretch time. Every session
-of one rate is also part of every higher rate. The share in time is made monotone over the rates by
-isotonic regression, weighted by requests. The goodput is interpolated between the two rates around
-the wanted share. One replay gives no confidence interval: for that, use windows
-(`hicache compare --paired`).
+A request is in time if its TTFT and its mean time per further token meet their limits. With
+`workload.jobs=true`, jobs count instead of requests: a job is in time if it finishes with a
+slowdown of at most `goodput.job_slowdown`. The workload is replayed at rates that grow by a
+constant factor. For a lower rate, the program leaves sessions out. For a higher rate, it repeats
+sessions with new tokens. It does not stretch time. Every session of one rate is also part of every
+higher rate. The share in time is made monotone over the rates by isotonic regression, weighted by
+requests. The goodput is interpolated between the two rates around the wanted share. One replay
+gives no confidence interval: for that, use windows (`hicache compare --paired`).
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from hicache import experiment
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig, GoodputConfig
+from hicache.results.jobs import HOUR_S, counts
 from hicache.results.metrics import Progress, RequestRecord, Result, Status
 from hicache.workload.workload import Workload, load_workload, repeat_sessions, sample_sessions
 
@@ -30,9 +32,9 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ladder:
-    rates: Floats  # requests per second
-    in_time: Floats  # number of requests served in time
-    served: Floats  # number of requests served
+    rates: Floats  # requests, or jobs, per second
+    in_time: Floats  # number of them served in time
+    served: Floats  # number of them served
 
     def shares(self) -> Floats:
         return np.asarray(self.in_time / self.served)
@@ -56,20 +58,18 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
     if not config.goodput.num_rates:
         return result
     ladder = climb(config)
-    share = config.goodput.share
     shares = ladder.shares()
+    unit, factor = ("jobs_per_hour", HOUR_S) if config.workload.jobs else ("requests_per_s", 1)
     measures = {
-        "goodput/requests_per_s": ladder.goodput(share),
-        "goodput/tried_requests_per_s": float(ladder.rates[-1]),
+        f"goodput/{unit}": ladder.goodput(config.goodput.share) * factor,
+        f"goodput/tried_{unit}": float(ladder.rates[-1]) * factor,
         "goodput/mended_share": float(np.max(shares - np.minimum.accumulate(shares))),
     }
     return replace(result, measures={**result.measures, **measures})
 
 
 def climb(config: ExperimentConfig) -> Ladder:
-    """Replay the workload at several request rates, and count the requests served in time.
-
-    A request is in time if it meets its limits on TTFT and on time per output token.
+    """Replay the workload at several request rates, and count the requests, or jobs, in time.
 
     Raises:
         ValueError: the arrivals depend on earlier answers, so the request rate cannot be changed.
@@ -82,8 +82,9 @@ def climb(config: ExperimentConfig) -> Ladder:
     whole = load_workload(config.workload, data_dir=config.data_dir, seed=config.seed)
     highest = config.goodput.times
     rates = np.geomspace(highest / SPAN, highest, config.goodput.num_rates)
-    found = [replay(config, whole, times).records for times in rates.tolist()]
-    return ladder_of(found, config.goodput, span_s(whole, config.workload.warm_up_s))
+    found = [replay(config, whole, times) for times in rates.tolist()]
+    in_time = [in_time_of(config, result) for result in found]
+    return ladder_of(in_time, span_s(whole, config.workload.warm_up_s))
 
 
 def replay(config: ExperimentConfig, whole: Workload, times: float) -> Result:
@@ -94,11 +95,16 @@ def replay(config: ExperimentConfig, whole: Workload, times: float) -> Result:
     )
 
 
-def ladder_of(
-    found: Sequence[Sequence[RequestRecord]], wanted: GoodputConfig, span_s: float
-) -> Ladder:
-    served = np.array([len(records) for records in found], float)
-    in_time = np.array([sum(is_in_time(each, wanted) for each in part) for part in found], float)
+def in_time_of(config: ExperimentConfig, result: Result) -> tuple[int, int]:
+    """Return how many requests, or jobs, were in time, and how many there were."""
+    if config.workload.jobs:
+        return counts(result.measures)
+    in_time = sum(is_in_time(each, config.goodput) for each in result.records)
+    return in_time, len(result.records)
+
+
+def ladder_of(found: Sequence[tuple[int, int]], span_s: float) -> Ladder:
+    in_time, served = np.array(found, float).T
     kept = np.flatnonzero(np.diff(served, prepend=0))  # two shares may keep the same sessions
     return Ladder(rates=served[kept] / span_s, in_time=in_time[kept], served=served[kept])
 

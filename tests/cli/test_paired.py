@@ -238,8 +238,8 @@ def test_no_latency_of_overloaded_requests_is_compared(write_run, late, printed,
     assert hits == [0, 0, 0]
 
 
-def test_measures_of_whole_runs_are_compared_window_by_window(write_run, late, printed):
-    key = "transfer/storage_write_bytes"
+@pytest.mark.parametrize("key", ["transfer/storage_write_bytes", "jobs/completion_s_mean"])
+def test_measures_of_whole_runs_are_compared_window_by_window(write_run, late, printed, key):
     written = {"best_effort": range(10, 18), "timeout": range(20, 36, 2)}
     for stop, counts in written.items():
         for window, count in enumerate(counts):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from hicache import experiment
 from hicache.cache.kinds import MAMBA, SWA
 from hicache.cli.size import Cell, knee_of, main, search, shared_kind, show
 from hicache.runs.schema import config_of
@@ -123,3 +124,18 @@ def test_the_table_shows_what_speculation_costs_at_each_size(capsys):
     show(config_of("experiment=sizing", "model=llama3_8b"), cells, None)
     shown = capsys.readouterr().out
     assert all(each in shown for each in ("dropped tokens", "1,234,567", "draft cold", "2.53"))
+
+
+def test_each_size_tells_how_long_jobs_took(capsys):
+    main([*SMALL, "workload.jobs=true", "model=llama3_8b", "--gib=8", "--json"])
+    cells = json.loads(capsys.readouterr().out)
+    result = experiment.run(
+        config_of(
+            *("experiment=sizing", *SMALL[:-1]),
+            *("workload.jobs=true", "model=llama3_8b", "cache.host_gib=8"),
+        )
+    )
+    wanted = [result.measures[f"jobs/{key}"] for key in ("completion_s_mean", "in_time_per_hour")]
+    assert list(cells[1]["jobs"].values()) == pytest.approx(wanted)
+    show(config_of("experiment=sizing", "model=llama3_8b"), [Cell(**cells[1])], None)
+    assert "job completion" in capsys.readouterr().out

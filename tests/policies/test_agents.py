@@ -67,15 +67,17 @@ def step(policy, event: str, request) -> None:
 
 def test_continuum_pins_as_its_released_code() -> None:
     # continuum.json: what the estimator and the scheduler of vllm-continuum (fd5500a) decided for a
-    # log of 12 jobs: [ns, event, job, turn, tool, seconds of the pin, pinned jobs, is the last]
+    # log of 12 jobs: [ns, event, job, turn, tool, seconds of the pin, pinned jobs, is the last,
+    # waiting jobs in the order in which its queue (`ContinuumRequestQueue.peek_request`, as two
+    # other public copies have it) serves them]
     events = json.loads(Path(__file__).with_name("continuum.json").read_text())
     turns = {(e[2], e[3]): turn(100 * e[2] + e[3], e[2], e[4]) for e in events}
     for event in events:
         if event[1] == "finish":
             turns[event[2], event[3]].tool = event[4]
     policy, clock = made(Continuum, list(turns.values()))
-    running, kinds = set(), set()
-    for now_ns, event, job, number, tool, pin_s, pinned, is_last in events:
+    running, kinds, waiting, num_moved = set(), set(), {}, 0
+    for now_ns, event, job, number, tool, pin_s, pinned, is_last, order in events:
         clock.now = now_ns
         if event == "finish" and tool and not is_last:
             assert policy.ttl_s(tool, 0) == pin_s
@@ -85,7 +87,14 @@ def test_continuum_pins_as_its_released_code() -> None:
         found = {each for each, session in policy.sessions.items() if policy.is_pinned(session)}
         # the released code holds a pin until the next turn ends, and here the turn's own lock does
         assert found == set(pinned) - running
+        if event == "arrive":
+            waiting[job] = SimpleNamespace(request=turns[job, number])
+        else:
+            waiting.pop(job, None)
+        assert sorted(waiting, key=lambda each: policy.sort_key(waiting[each], None)) == order
+        num_moved += list(waiting) != order
     assert kinds == {0, 2.0}
+    assert num_moved > 20  # the queue differs from the order of arrivals
 
 
 def test_pinned_sessions_come_first_and_their_data_is_evicted_last_newest_session_first() -> None:
@@ -114,6 +123,31 @@ def test_the_best_time_to_live_has_the_highest_worth_of_all_times() -> None:
         times = [0.0, *calls]
         worth = [bisect_right(calls, t) / len(calls) * benefit - t for t in times]
         assert best_ttl_s(calls, benefit) == times[int(np.argmax(worth))]
+
+
+def test_cache_ttl_decides_as_a_public_code_of_it() -> None:
+    # cache_ttl.json: what the class ContinuumPolicy of burninglhw/vllm-continuum (346be6b, a fork
+    # by others) decided for a log of 30 jobs, with 20 calls in place of 100 until it trusts them:
+    # [job, turn, tool, ns of the tool before, ns in the queue, seconds of the pin, benefit in s]
+    rows = json.loads(Path(__file__).with_name("cache_ttl.json").read_text())
+    turns = {(job, k): turn(100 * job + k, job, tool) for job, k, tool, *_ in rows}
+    policy, clock = made(CacheTtl, list(turns.values()), history=20, queue_window=5, host_pages=0)
+    own, given, wanted = [], [], []
+    for job, k, tool, gap_ns, queue_ns, ttl_s, benefit_s in rows:
+        for ns, event in ((gap_ns, "arrive"), (queue_ns, "admit"), (SECOND_NS, "finish")):
+            clock.now += ns
+            step(policy, event, turns[job, k])
+        if ttl_s is not None:  # not the last turn
+            wanted.append(pytest.approx(ttl_s, abs=1e-6))
+            own.append(policy.ttl_s(tool, 100))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(policy, "benefit_s", lambda _, benefit_s=benefit_s: benefit_s)
+                given.append(policy.ttl_s(tool, 100))
+    assert given == wanted
+    # the benefits differ: that code's eta leaves out the last turn of each session, by its own
+    # choice, and is 1 until there are enough calls, for which it cites section 4.2
+    assert [ours == theirs for ours, theirs in zip(own, wanted, strict=True)].count(True) == 102
+    assert len(own) == 127
 
 
 def test_cache_ttl_decides_as_the_papers_rules_restated() -> None:

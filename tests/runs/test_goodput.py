@@ -3,9 +3,19 @@
 import numpy as np
 import pytest
 
+from hicache import experiment
 from hicache.config import GoodputConfig
 from hicache.results.metrics import RequestRecord, Status
-from hicache.runs.goodput import Ladder, climb, crossing, falling, is_in_time, ladder_of, run
+from hicache.runs.goodput import (
+    Ladder,
+    climb,
+    crossing,
+    falling,
+    in_time_of,
+    is_in_time,
+    ladder_of,
+    run,
+)
 from hicache.runs.schema import config_of
 
 WANTED = GoodputConfig(num_rates=6, ttft_s=1.0, tpot_s=0.1)
@@ -68,8 +78,7 @@ def test_more_requests_in_time_do_not_lower_the_goodput():
 
 
 def test_equal_sessions_are_one_rate():
-    few, all_of_them = [record(7, 0.5)], [record(7, 0.5), record(8, 5.0)]
-    found = ladder_of([few, few, all_of_them], WANTED, 10.0)
+    found = ladder_of([(1, 1), (1, 1), (1, 2)], 10.0)
     assert found.rates == pytest.approx([0.1, 0.2])
     assert found.shares() == pytest.approx([1.0, 0.5])
 
@@ -91,3 +100,27 @@ def test_a_stricter_limit_does_not_raise_the_goodput():
 def test_closed_arrivals_have_no_goodput():
     with pytest.raises(ValueError, match=r"got workload\.arrivals=closed"):
         climb(config_of(*CHAT, "workload.arrivals=closed"))
+
+
+def test_jobs_with_a_small_slowdown_can_be_the_goal() -> None:
+    jobs = (*CHAT, "goodput.num_rates=3", "workload.jobs=true")
+    config = config_of(*jobs, "goodput.times=1", "goodput.job_slowdown=1.02")
+    found = climb(config)
+    whole = experiment.run(config).measures
+    per_hour, share = whole["jobs/in_time_per_hour"], found.shares()[-1]
+    assert 0 < share < 1
+    assert share == pytest.approx(per_hour / whole["jobs/per_hour"])  # all 40 jobs finish
+    assert found.served[-1] == whole["jobs/finished_count"] == 40
+
+    measures = run(config_of(*jobs, "goodput.job_slowdown=1000")).measures
+    assert measures["goodput/jobs_per_hour"] == measures["goodput/tried_jobs_per_hour"] > 0
+    assert "goodput/requests_per_s" not in measures
+
+
+def test_an_aborted_job_is_not_in_time() -> None:
+    few = ("workload.jobs=true", "workload.abort_share=1", "workload.patience_s=1e-6")
+    config = config_of(*CHAT, *few, "goodput.job_slowdown=1000")
+    result = experiment.run(config)
+    in_time, served = in_time_of(config, result)
+    assert served == 40
+    assert in_time == result.measures["jobs/finished_count"] < 40

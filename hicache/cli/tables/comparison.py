@@ -18,6 +18,7 @@ from hicache.cli.tables.verdicts import UNSERVED, Verdicts
 TITLES = {
     "agreement/illegal_lengths_count": "lengths some rank\ncannot restore",
     "cache/token_hit_rate": "token hit rate",
+    "goodput/jobs_per_hour": "goodput,\njobs/hour",
     "goodput/requests_per_s": "goodput,\nrequests/s",
     "gpu/prefill_seconds_per_request": "prefill GPU-s\nper request",
     "gpu/seconds_per_request": "GPU-s per request",

@@ -4,7 +4,7 @@ Hydra composes every job twice, which costs more than a short simulation. Here a
 set values gets a copy of the composed files, in which these values are set.
 """
 
-import copy
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,8 @@ from omegaconf.errors import OmegaConfBaseException
 from hicache.runs.grid import choices_of_sweep, jobs_of
 from hicache.runs.schema import is_value
 
-# of this process: the composed files, by the sweep and its choice of files
-_COMPOSED: dict[tuple[str, ...], DictConfig] = {}
+# of this process: the composed files, pickled, by the sweep and its choice of files
+_COMPOSED: dict[tuple[str, ...], bytes] = {}
 
 
 @dataclass
@@ -39,14 +39,15 @@ class OnceLoader:
         files = [str(each.input_line) for each in told if each not in values]
         key = (str(master_config.hydra.sweep.dir), *files)
         if key not in _COMPOSED:
-            _COMPOSED[key] = self.inner.load_sweep_config(master_config, files)
-        config = copy.deepcopy(_COMPOSED[key])
+            _COMPOSED[key] = pickle.dumps(self.inner.load_sweep_config(master_config, files))
+        config: DictConfig = pickle.loads(_COMPOSED[key])  # a fifth of the time of deepcopy
         try:
             for each in values:
                 OmegaConf.update(config, each.key_or_group, each.value())
         except OmegaConfBaseException:  # Hydra's own error names the override
             return self.inner.load_sweep_config(master_config, sweep_overrides)
         with flag_override(config, ["readonly", "struct"], False):  # noqa: FBT003
+            config.hydra.output_subdir = None  # the job writes what is read: Hydra takes long
             config.hydra.overrides.task = list(sweep_overrides)
             config.hydra.job.override_dirname = ",".join(sorted(sweep_overrides))
         OmegaConf.copy_cache(from_config=master_config, to_config=config)
@@ -78,8 +79,13 @@ class GridSweeper(Sweeper):
         directory = Path(config.hydra.sweep.dir)
         directory.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(config, directory / "multirun.yaml")
+        checked: set[tuple[frozenset[str], str]] = set()
         for job in jobs:  # a wrong value is told before the first job starts
-            self._loader.load_sweep_config(config, job)
+            files = frozenset(each for each in job if "." not in each.partition("=")[0])
+            new = {(files, each) for each in job} - checked
+            if new:
+                self._loader.load_sweep_config(config, job)
+            checked |= new
         size = self._batch_size or len(jobs)
         returned: list[Any] = []
         for first in range(0, len(jobs), size):

@@ -17,11 +17,11 @@ The time grows with the number of requests: workload.limit=5000 simulates the fi
 
 import json
 from argparse import Namespace
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from multiprocessing import get_context
 
 from rich import box
@@ -31,7 +31,7 @@ from hicache import experiment
 from hicache.cache.kinds import KIND_NAMES, MAMBA, SWA
 from hicache.cli.command import in_one_sentence, parser_of
 from hicache.cli.console import console, show_table
-from hicache.cli.curve import KNEE, SIZES_GIB, numbers
+from hicache.cli.curve import KNEE, SIZES_GIB, curve_of, numbers
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import deploy
 from hicache.models.shapes import LayerKind
@@ -55,6 +55,8 @@ class Cell:
             model has only full-attention KV, or if the host cache is empty.
         hit_rate: prompt tokens found in the KV cache, as a fraction of all prompt tokens.
         ttft_s: the mean time to first token in seconds. None if the GPUs were overloaded.
+        evicts_full: True if the host has evicted full-attention KV.
+        evicts_aux: True if the host has evicted sliding-window pages or Mamba states.
         speculation: the measures of speculation by name; empty without speculation.
     """
 
@@ -62,6 +64,8 @@ class Cell:
     share: float | None
     hit_rate: float
     ttft_s: float | None
+    evicts_full: bool = True
+    evicts_aux: bool = True
     speculation: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -90,6 +94,8 @@ def measure(config: ExperimentConfig, place: tuple[float, float | None]) -> Cell
         share=share,
         hit_rate=summary["cache/token_hit_rate"],
         ttft_s=None if is_overloaded(summary) else summary["request/ttft_s_mean"],
+        evicts_full=summary["evict/host_full_pages"] > 0,
+        evicts_aux=any(summary[f"evict/host_{KIND_NAMES[each]}_pages"] for each in (SWA, MAMBA)),
         speculation=measures_of(summary),
     )
 
@@ -99,60 +105,84 @@ def search(
     shares: Sequence[float | None],
     measured: Measure,
     *,
-    every_share: bool = False,
+    guess: int = 1,
+    every_cell: bool = False,
 ) -> list[Cell]:
-    """Find a good division of the host cache for each size, and the best one where it matters.
-
-    It matters for the knee, the size from which on more memory gains little.
+    """Find the knee, and a good division of the host cache there, with few simulations.
 
     A division gives sliding-window pages or Mamba states one of the fractions in `shares`. The best
-    division has the highest hit rate. At first, each size is simulated with the third fraction (0.2
-    by default). Then three sizes move to a neighboring fraction while their hit rate rises: the
-    largest size, the knee, and the size before the knee. At last, each other size is simulated with
-    the best fraction of the knee. All these searches leave out sizes at which hits hardly rise with
-    size: if more memory for all kinds does not help, another division does not either.
+    division has the highest hit rate. The search starts with the third fraction (0.2 by default) at
+    the smallest and the largest size and the guess, and goes on beside the guess. Then it halves
+    the sizes between the knee and the next smaller size that was simulated, until they are
+    neighbors. Then three
+    sizes move to a neighboring fraction while their hit rate rises: the knee, the size before it,
+    and the largest size, unless hits hardly rise from the knee on. No simulation is made that
+    cannot help: a kind of which the host evicts nothing gets no larger fraction, and the size
+    before the knee gets no division if more memory for each kind does not reach the knee's hits.
+    The search goes on if the knee has moved.
 
     Args:
         sizes: sizes of the host cache in GiB, in rising order.
         shares: fractions to try, in rising order. `(None,)` means that nothing is divided.
         measured: simulates pairs of a size and a fraction, and returns their results.
-        every_share: simulate all fractions at all sizes.
+        guess: place of the size that is the knee, presumably.
+        every_cell: simulate all fractions at all sizes.
 
     Returns:
-        The best result of each size.
+        The best result of each simulated size.
     """
-    start, places = min(2, len(shares) - 1), range(len(shares))
-    new = [
-        (size, place)
-        for size in sizes
-        for place in places
-        if place == start or (every_share and size)
-    ]
-    tried: dict[float, dict[int, Cell]] = {size: {} for size in sizes}
-    best = dict.fromkeys(sizes, start)
-    while True:
-        new.sort(key=lambda each: -each[0])  # the largest sizes take longest
-        cells = measured([(size, shares[place] if size else None) for size, place in new])
-        for (size, place), cell in zip(new, cells, strict=True):
-            tried[size][place] = cell
-        for size, found in tried.items():
-            best[size] = max(found, key=lambda place: found[place].hit_rate)
-        cells = [tried[size][place] for size, place in best.items()]
-        knee = cells.index(knee_of(cells))
-        rises = [after.hit_rate - cell.hit_rate for cell, after in pairwise(cells)]
-        rises.append(rises[-1] if rises else LEAST_GAIN)  # nothing larger was simulated
-        rising = [size for size, rise in zip(sizes, rises, strict=True) if rise >= LEAST_GAIN]
-        new = [
-            (size, place)
-            for size in {sizes[max(knee - 1, 0)], sizes[knee], sizes[-1]}.intersection(rising)
-            for place in (best[size] - 1, best[size] + 1)
-            if size and place in places and place not in tried[size]
-        ]
-        if not new:  # the other sizes try the best division of the knee
-            division = best[sizes[knee]]
-            new = [(size, division) for size in rising if size and division not in tried[size]]
-        if not new:
-            return cells
+    start, last = min(2, len(shares) - 1), len(sizes) - 1
+    tried: dict[tuple[int, int], Cell] = {}  # by the places of size and fraction
+    new = {(x, start) for x in (0, min(guess, last), last)}
+    if every_cell:
+        new = {(x, y) for x, size in enumerate(sizes) for y in range(len(shares)) if size} | new
+
+    def is_below(cell: Cell, size: float, share: float | None) -> bool:
+        # whether this cell has at least as much memory for each kind
+        if share is None or cell.share is None:
+            return cell.host_gib >= size
+        return cell.host_gib * cell.share >= size * share and cell.host_gib * (
+            1 - cell.share
+        ) >= size * (1 - share)
+
+    while new:
+        order = sorted(new, reverse=True)  # the largest sizes take longest
+        found = measured([(sizes[x], shares[y] if sizes[x] else None) for x, y in order])
+        tried |= zip(order, found, strict=True)
+        best: dict[int, int] = {}
+        for x, y in sorted(tried):
+            if x not in best or tried[x, y].hit_rate > tried[x, best[x]].hit_rate:
+                best[x] = y
+        cells = [tried[each] for each in best.items()]
+        at = cells.index(knee_of(cells))
+        knee, before = [*best][at], [*best][max(at - 1, 0)]
+        if knee - before > 1:
+            beside = {guess - 1, guess + 1}.intersection(range(before + 1, knee))
+            new = {(beside.pop() if beside else (before + knee) // 2, best[knee])}
+            continue
+        below, rate, highest = (cells[place].hit_rate for place in (max(at - 1, 0), at, -1))
+        moving = {before, knee} if knee == last else {before}
+        if rate - below < LEAST_GAIN:  # memory does not help, so another division does not either
+            moving = set()
+        if highest - rate >= LEAST_GAIN:
+            moving |= {knee, last}
+        new = set()
+        for x in moving:
+            cell = tried[x, best[x]]
+            for y, helps in ((best[x] - 1, cell.evicts_full), (best[x] + 1, cell.evicts_aux)):
+                if helps and sizes[x] and 0 <= y < len(shares) and (x, y) not in tried:
+                    new.add((x, y))
+        wanted = cells[0].hit_rate + KNEE * (max(c.hit_rate for c in cells) - cells[0].hit_rate)
+        new -= {
+            (x, y)
+            for x, y in new
+            if x == before != knee
+            and any(
+                each.hit_rate < wanted and is_below(each, sizes[x], shares[y])
+                for each in tried.values()
+            )
+        }
+    return cells
 
 
 def knee_of(cells: Sequence[Cell]) -> Cell:
@@ -165,6 +195,16 @@ def knee_of(cells: Sequence[Cell]) -> Cell:
     return next(cell for cell in cells if cell.hit_rate >= first + KNEE * (highest - first))
 
 
+def guess_of(config: ExperimentConfig, sizes: Sequence[float], share: float | None) -> int:
+    """Return the place of the size that is the knee for full-attention KV without simulated time.
+
+    `share` is the fraction of the host cache for sliding-window pages or Mamba states.
+    """
+    curve = curve_of(config)
+    rates = [curve.lru(size * (1 - (share or 0))) for size in sizes]
+    return bisect_left(rates, KNEE * rates[-1])
+
+
 def find(config: ExperimentConfig, options: Namespace) -> list[Cell]:
     sizes = sorted({0.0, *options.gib})
     shares = options.shares if shared_kind(config) is not None else (None,)
@@ -173,7 +213,8 @@ def find(config: ExperimentConfig, options: Namespace) -> list[Cell]:
             sizes,
             shares,
             lambda places: list(pool.map(partial(measure, config), places)),
-            every_share=options.all,
+            guess=guess_of(config, sizes, shares[min(2, len(shares) - 1)]),
+            every_cell=options.all,
         )
 
 

@@ -4,13 +4,13 @@ hicache size model=qwen3_next_80b workload=mooncake_conversation
 hicache size model=llama3_8b --gib 0,32,64,128,256 --dollars-per-gib 4
 hicache size model=gemma3_27b --all
 
-The program simulates `experiment=sizing` with your overrides at each size of the host cache. A
+The program simulates `experiment=sizing` with your overrides at some sizes of the host cache. A
 model with sliding windows or Mamba states divides the host cache: one share is for windows or
 states, and the rest is for full-attention KV. The knee is the smallest size with nearly all of the
-gain in hit rate: at least 95 % of the highest gain over no host cache. The program searches the
-share with the most hits at the knee, at the next smaller size and at the largest size. At other
-sizes, it tries 0.2, and the share of the knee if hits rise there. With --all, it tries every share
-at every size.
+gain in hit rate: at least 95 % of the highest gain over no host cache. The program simulates the
+smallest size, the largest, and sizes around the knee of full-attention KV (hicache curve) until it
+has the knee. Then it searches the share with the most hits at the knee, at the next smaller size
+and at the largest size. With --all, it tries every share at every size.
 
 The time grows with the number of requests: workload.limit=5000 simulates the first 5,000 only.
 """
@@ -56,7 +56,8 @@ class Cell:
         hit_rate: prompt tokens found in the KV cache, as a fraction of all prompt tokens.
         ttft_s: the mean time to first token in seconds. None if the GPUs were overloaded.
         evicts_full: True if the host has evicted full-attention KV.
-        evicts_aux: True if the host has evicted sliding-window pages or Mamba states.
+        evicts_aux: True if the host has evicted what the share is for. What is never evicted needs
+            no larger fraction.
         speculation: the measures of speculation by name; empty without speculation.
     """
 
@@ -95,7 +96,7 @@ def measure(config: ExperimentConfig, place: tuple[float, float | None]) -> Cell
         hit_rate=summary["cache/token_hit_rate"],
         ttft_s=None if is_overloaded(summary) else summary["request/ttft_s_mean"],
         evicts_full=summary["evict/host_full_pages"] > 0,
-        evicts_aux=any(summary[f"evict/host_{KIND_NAMES[each]}_pages"] for each in (SWA, MAMBA)),
+        evicts_aux=kind is not None and summary[f"evict/host_{KIND_NAMES[kind]}_pages"] > 0,
         speculation=measures_of(summary),
     )
 
@@ -112,14 +113,10 @@ def search(
 
     A division gives sliding-window pages or Mamba states one of the fractions in `shares`. The best
     division has the highest hit rate. The search starts with the third fraction (0.2 by default) at
-    the smallest and the largest size and the guess, and goes on beside the guess. Then it halves
-    the sizes between the knee and the next smaller size that was simulated, until they are
-    neighbors. Then three
-    sizes move to a neighboring fraction while their hit rate rises: the knee, the size before it,
-    and the largest size, unless hits hardly rise from the knee on. No simulation is made that
-    cannot help: a kind of which the host evicts nothing gets no larger fraction, and the size
-    before the knee gets no division if more memory for each kind does not reach the knee's hits.
-    The search goes on if the knee has moved.
+    the smallest size, the largest, and the guess. It goes on beside the guess, and then halves the
+    sizes between the knee and the next smaller size that was simulated, until they are neighbors.
+    Then three sizes move to a neighboring fraction while their hit rate rises: the knee, the size
+    before it, and the largest size. The search goes on if the knee has moved.
 
     Args:
         sizes: sizes of the host cache in GiB, in rising order.
@@ -132,57 +129,43 @@ def search(
         The best result of each simulated size.
     """
     start, last = min(2, len(shares) - 1), len(sizes) - 1
-    tried: dict[tuple[int, int], Cell] = {}  # by the places of size and fraction
-    new = {(x, start) for x in (0, min(guess, last), last)}
+    tried: dict[int, dict[int, Cell]] = {}  # by the places of the size and of the fraction
+    new = {(size, start) for size in (0, min(guess, last), last)}
     if every_cell:
-        new = {(x, y) for x, size in enumerate(sizes) for y in range(len(shares)) if size} | new
-
-    def is_below(cell: Cell, size: float, share: float | None) -> bool:
-        # whether this cell has at least as much memory for each kind
-        if share is None or cell.share is None:
-            return cell.host_gib >= size
-        return cell.host_gib * cell.share >= size * share and cell.host_gib * (
-            1 - cell.share
-        ) >= size * (1 - share)
-
+        new |= {(x, y) for x, size in enumerate(sizes) for y in range(len(shares)) if size}
     while new:
         order = sorted(new, reverse=True)  # the largest sizes take longest
         found = measured([(sizes[x], shares[y] if sizes[x] else None) for x, y in order])
-        tried |= zip(order, found, strict=True)
-        best: dict[int, int] = {}
-        for x, y in sorted(tried):
-            if x not in best or tried[x, y].hit_rate > tried[x, best[x]].hit_rate:
-                best[x] = y
-        cells = [tried[each] for each in best.items()]
+        for (x, y), cell in zip(order, found, strict=True):
+            tried.setdefault(x, {})[y] = cell
+        best = {x: max(cells, key=lambda y: cells[y].hit_rate) for x, cells in tried.items()}
+        best = dict(sorted(best.items()))
+        cells = [tried[x][y] for x, y in best.items()]
         at = cells.index(knee_of(cells))
         knee, before = [*best][at], [*best][max(at - 1, 0)]
         if knee - before > 1:
             beside = {guess - 1, guess + 1}.intersection(range(before + 1, knee))
             new = {(beside.pop() if beside else (before + knee) // 2, best[knee])}
-            continue
-        below, rate, highest = (cells[place].hit_rate for place in (max(at - 1, 0), at, -1))
-        moving = {before, knee} if knee == last else {before}
-        if rate - below < LEAST_GAIN:  # memory does not help, so another division does not either
-            moving = set()
-        if highest - rate >= LEAST_GAIN:
-            moving |= {knee, last}
-        new = set()
-        for x in moving:
-            cell = tried[x, best[x]]
-            for y, helps in ((best[x] - 1, cell.evicts_full), (best[x] + 1, cell.evicts_aux)):
-                if helps and sizes[x] and 0 <= y < len(shares) and (x, y) not in tried:
-                    new.add((x, y))
-        wanted = cells[0].hit_rate + KNEE * (max(c.hit_rate for c in cells) - cells[0].hit_rate)
-        new -= {
-            (x, y)
-            for x, y in new
-            if x == before != knee
-            and any(
-                each.hit_rate < wanted and is_below(each, sizes[x], shares[y])
-                for each in tried.values()
-            )
-        }
+        else:
+            moving, new = _moving(cells, at), set()
+            for (x, place), cell in zip(best.items(), cells, strict=True):
+                for y, helps in ((place - 1, cell.evicts_full), (place + 1, cell.evicts_aux)):
+                    is_new = 0 <= y < len(shares) and y not in tried[x]
+                    if cell in moving and sizes[x] and helps and is_new:
+                        new.add((x, y))
     return cells
+
+
+def _moving(cells: Sequence[Cell], at: int) -> list[Cell]:
+    # the results whose division matters: not where hits hardly rise with size, since another
+    # division does not help if more memory of all kinds does not
+    knee, before, largest = cells[at], cells[max(at - 1, 0)], cells[-1]
+    moving: list[Cell] = []
+    if knee.hit_rate - before.hit_rate >= LEAST_GAIN:
+        moving += [before, knee] if knee is largest else [before]
+    if largest.hit_rate - knee.hit_rate >= LEAST_GAIN:
+        moving += [knee, largest]
+    return moving
 
 
 def knee_of(cells: Sequence[Cell]) -> Cell:

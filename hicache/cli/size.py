@@ -134,7 +134,7 @@ def search(
     if every_cell:
         new |= {(x, y) for x, size in enumerate(sizes) for y in range(len(shares)) if size}
     while new:
-        order = sorted(new, reverse=True)  # the largest sizes take longest
+        order = sorted(new, key=lambda each: (-each[0], each[1]))  # large sizes take longest
         found = measured([(sizes[x], shares[y] if sizes[x] else None) for x, y in order])
         for (x, y), cell in zip(order, found, strict=True):
             tried.setdefault(x, {})[y] = cell

@@ -65,14 +65,9 @@ def curve_of(config: ExperimentConfig) -> Curve:
     Requests that exceed the model's length limit do not count, nor does the warm-up.
 
     Raises:
-        ValueError: the model also caches windows or states, or no request counts.
+        ValueError: no request counts.
     """
     deployment = deploy(config)
-    if deployment.host_kinds.aux:
-        raise ValueError(
-            f"hicache curve counts full attention only, and {config.model.name} also caches "
-            "windows or states: use hicache size"
-        )
     page, most = config.cache.page_size, config.model.max_len
     workload = workload_of(config, deployment.cost, [])
     requests = [each for each in workload.requests if each.prompt_len + each.output_len <= most]
@@ -131,6 +126,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_intermixed_args(arguments)
     with in_one_sentence():
         config = config_of(*options.overrides)
+        if deploy(config).host_kinds.aux:
+            raise ValueError(
+                f"hicache curve counts full attention only, and {config.model.name} also caches "
+                "windows or states: use hicache size"
+            )
         curve = curve_of(config)
         rows = [(gib, curve.lru(gib), curve.belady(gib)) for gib in options.gib]
         if options.json:

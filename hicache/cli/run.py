@@ -29,13 +29,14 @@ from hicache.cli import knobs, until
 from hicache.cli.command import in_one_sentence
 from hicache.cli.progress import progress_bar
 from hicache.cli.sweep import end_early
+from hicache.cli.tables.groups import COMPOSED, TYPED
 from hicache.cli.terminal import show_run
 from hicache.runs import schema
 from hicache.runs.checks import BusyError, as_yaml, locked
 from hicache.runs.errors import CONFIG_ERRORS, report_error
 from hicache.runs.grid import stored_choices, varied
 from hicache.runs.job import Outcome, run_job
-from hicache.runs.stored import is_finished
+from hicache.runs.stored import is_finished, yaml_of
 
 UNEQUAL = 3  # exit code if the cache gave a model wrong bytes
 LAUNCHERS = ("joblib", "ray", "submitit")  # errors of these packages mean a lost worker
@@ -51,6 +52,8 @@ def compose_and_run(cfg: DictConfig) -> int:
     is_job = HydraConfig.get().mode is RunMode.MULTIRUN
     try:
         with locked(out_dir) if is_job else nullcontext():  # a single run is locked already
+            if is_job:
+                write_choices(out_dir)
             summary = make(cfg, out_dir, is_job=is_job)
         code = UNEQUAL if summary.get("verify/wrong_count") and not is_job else 0
     except Exception as error:  # one failed job must not stop the other jobs of the sweep
@@ -82,6 +85,14 @@ def make(cfg: DictConfig, out_dir: Path, *, is_job: bool) -> Mapping[str, float]
     summary = run_job(config, out_dir, overrides, bar=progress_bar, show=show)
     print(out_dir, flush=True)
     return summary
+
+
+def write_choices(out_dir: Path) -> None:
+    # of Hydra's files those that are read later; Hydra itself takes longer than a small job
+    choices = {"hydra": {"runtime": {"choices": dict(HydraConfig.get().runtime.choices)}}}
+    for name, values in ((TYPED, [*HydraConfig.get().overrides.task]), (COMPOSED, choices)):
+        (out_dir / name).parent.mkdir(exist_ok=True)
+        (out_dir / name).write_text(yaml_of(values))
 
 
 def show(outcome: Outcome) -> None:

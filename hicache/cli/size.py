@@ -4,24 +4,24 @@ hicache size model=qwen3_next_80b workload=mooncake_conversation
 hicache size model=llama3_8b --gib 0,32,64,128,256 --dollars-per-gib 4
 hicache size model=gemma3_27b --all
 
-The program simulates `experiment=sizing` with your overrides at each size of the host cache. A
+The program simulates `experiment=sizing` with your overrides at some sizes of the host cache. A
 model with sliding windows or Mamba states divides the host cache: one share is for windows or
 states, and the rest is for full-attention KV. The knee is the smallest size with nearly all of the
-gain in hit rate: at least 95 % of the highest gain over no host cache. The program searches the
-share with the most hits at the knee, at the next smaller size and at the largest size. At other
-sizes, it tries 0.2, and the share of the knee if hits rise there. With --all, it tries every share
-at every size.
+gain in hit rate: at least 95 % of the highest gain over no host cache. The program simulates the
+smallest size, the largest, and sizes around the knee of full-attention KV (hicache curve) until it
+has the knee. Then it searches the share with the most hits at the knee, at the next smaller size
+and at the largest size. With --all, it tries every share at every size.
 
 The time grows with the number of requests: workload.limit=5000 simulates the first 5,000 only.
 """
 
 import json
 from argparse import Namespace
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from multiprocessing import get_context
 
 from rich import box
@@ -31,7 +31,7 @@ from hicache import experiment
 from hicache.cache.kinds import KIND_NAMES, MAMBA, SWA
 from hicache.cli.command import in_one_sentence, parser_of
 from hicache.cli.console import console, show_table
-from hicache.cli.curve import KNEE, SIZES_GIB, numbers
+from hicache.cli.curve import KNEE, SIZES_GIB, curve_of, numbers
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import deploy
 from hicache.models.shapes import LayerKind
@@ -59,6 +59,9 @@ class Cell:
             model has only full-attention KV, or if the host cache is empty.
         hit_rate: prompt tokens found in the KV cache, as a fraction of all prompt tokens.
         ttft_s: the mean time to first token in seconds. None if the GPUs were overloaded.
+        evicts_full: True if the host has evicted full-attention KV.
+        evicts_aux: True if the host has evicted what the share is for. What is never evicted needs
+            no larger fraction.
         speculation: the measures of speculation by name; empty without speculation.
         jobs: the measures of jobs by name; empty without jobs.
     """
@@ -67,6 +70,8 @@ class Cell:
     share: float | None
     hit_rate: float
     ttft_s: float | None
+    evicts_full: bool = True
+    evicts_aux: bool = True
     speculation: Mapping[str, float] = field(default_factory=dict)
     jobs: Mapping[str, float] = field(default_factory=dict)
 
@@ -96,6 +101,8 @@ def measure(config: ExperimentConfig, place: tuple[float, float | None]) -> Cell
         share=share,
         hit_rate=summary["cache/token_hit_rate"],
         ttft_s=None if is_overloaded(summary) else summary["request/ttft_s_mean"],
+        evicts_full=summary["evict/host_full_pages"] > 0,
+        evicts_aux=kind is not None and summary[f"evict/host_{KIND_NAMES[kind]}_pages"] > 0,
         speculation=measures_of(summary),
         jobs={name: summary[key] for name, key in JOBS.items() if key in summary},
     )
@@ -106,60 +113,66 @@ def search(
     shares: Sequence[float | None],
     measured: Measure,
     *,
-    every_share: bool = False,
+    guess: int = 1,
+    every_cell: bool = False,
 ) -> list[Cell]:
-    """Find a good division of the host cache for each size, and the best one where it matters.
-
-    It matters for the knee, the size from which on more memory gains little.
+    """Find the knee, and a good division of the host cache there, with few simulations.
 
     A division gives sliding-window pages or Mamba states one of the fractions in `shares`. The best
-    division has the highest hit rate. At first, each size is simulated with the third fraction (0.2
-    by default). Then three sizes move to a neighboring fraction while their hit rate rises: the
-    largest size, the knee, and the size before the knee. At last, each other size is simulated with
-    the best fraction of the knee. All these searches leave out sizes at which hits hardly rise with
-    size: if more memory for all kinds does not help, another division does not either.
+    division has the highest hit rate. The search starts with the third fraction (0.2 by default) at
+    the smallest size, the largest, and the guess. It goes on beside the guess, and then halves the
+    sizes between the knee and the next smaller size that was simulated, until they are neighbors.
+    Then three sizes move to a neighboring fraction while their hit rate rises: the knee, the size
+    before it, and the largest size. The search goes on if the knee has moved.
 
     Args:
         sizes: sizes of the host cache in GiB, in rising order.
         shares: fractions to try, in rising order. `(None,)` means that nothing is divided.
         measured: simulates pairs of a size and a fraction, and returns their results.
-        every_share: simulate all fractions at all sizes.
+        guess: place of the size that is the knee, presumably.
+        every_cell: simulate all fractions at all sizes.
 
     Returns:
-        The best result of each size.
+        The best result of each simulated size.
     """
-    start, places = min(2, len(shares) - 1), range(len(shares))
-    new = [
-        (size, place)
-        for size in sizes
-        for place in places
-        if place == start or (every_share and size)
-    ]
-    tried: dict[float, dict[int, Cell]] = {size: {} for size in sizes}
-    best = dict.fromkeys(sizes, start)
-    while True:
-        new.sort(key=lambda each: -each[0])  # the largest sizes take longest
-        cells = measured([(size, shares[place] if size else None) for size, place in new])
-        for (size, place), cell in zip(new, cells, strict=True):
-            tried[size][place] = cell
-        for size, found in tried.items():
-            best[size] = max(found, key=lambda place: found[place].hit_rate)
-        cells = [tried[size][place] for size, place in best.items()]
-        knee = cells.index(knee_of(cells))
-        rises = [after.hit_rate - cell.hit_rate for cell, after in pairwise(cells)]
-        rises.append(rises[-1] if rises else LEAST_GAIN)  # nothing larger was simulated
-        rising = [size for size, rise in zip(sizes, rises, strict=True) if rise >= LEAST_GAIN]
-        new = [
-            (size, place)
-            for size in {sizes[max(knee - 1, 0)], sizes[knee], sizes[-1]}.intersection(rising)
-            for place in (best[size] - 1, best[size] + 1)
-            if size and place in places and place not in tried[size]
-        ]
-        if not new:  # the other sizes try the best division of the knee
-            division = best[sizes[knee]]
-            new = [(size, division) for size in rising if size and division not in tried[size]]
-        if not new:
-            return cells
+    start, last = min(2, len(shares) - 1), len(sizes) - 1
+    tried: dict[int, dict[int, Cell]] = {}  # by the places of the size and of the fraction
+    new = {(size, start) for size in (0, min(guess, last), last)}
+    if every_cell:
+        new |= {(x, y) for x, size in enumerate(sizes) for y in range(len(shares)) if size}
+    while new:
+        order = sorted(new, key=lambda each: (-each[0], each[1]))  # large sizes take longest
+        found = measured([(sizes[x], shares[y] if sizes[x] else None) for x, y in order])
+        for (x, y), cell in zip(order, found, strict=True):
+            tried.setdefault(x, {})[y] = cell
+        best = {x: max(cells, key=lambda y: cells[y].hit_rate) for x, cells in tried.items()}
+        best = dict(sorted(best.items()))
+        cells = [tried[x][y] for x, y in best.items()]
+        at = cells.index(knee_of(cells))
+        knee, before = [*best][at], [*best][max(at - 1, 0)]
+        if knee - before > 1:
+            beside = {guess - 1, guess + 1}.intersection(range(before + 1, knee))
+            new = {(beside.pop() if beside else (before + knee) // 2, best[knee])}
+        else:
+            moving, new = _moving(cells, at), set()
+            for (x, place), cell in zip(best.items(), cells, strict=True):
+                for y, helps in ((place - 1, cell.evicts_full), (place + 1, cell.evicts_aux)):
+                    is_new = 0 <= y < len(shares) and y not in tried[x]
+                    if cell in moving and sizes[x] and helps and is_new:
+                        new.add((x, y))
+    return cells
+
+
+def _moving(cells: Sequence[Cell], at: int) -> list[Cell]:
+    # the results whose division matters: not where hits hardly rise with size, since another
+    # division does not help if more memory of all kinds does not
+    knee, before, largest = cells[at], cells[max(at - 1, 0)], cells[-1]
+    moving: list[Cell] = []
+    if knee.hit_rate - before.hit_rate >= LEAST_GAIN:
+        moving += [before, knee] if knee is largest else [before]
+    if largest.hit_rate - knee.hit_rate >= LEAST_GAIN:
+        moving += [knee, largest]
+    return moving
 
 
 def knee_of(cells: Sequence[Cell]) -> Cell:
@@ -172,6 +185,16 @@ def knee_of(cells: Sequence[Cell]) -> Cell:
     return next(cell for cell in cells if cell.hit_rate >= first + KNEE * (highest - first))
 
 
+def guess_of(config: ExperimentConfig, sizes: Sequence[float], share: float | None) -> int:
+    """Return the place of the size that is the knee for full-attention KV without simulated time.
+
+    `share` is the fraction of the host cache for sliding-window pages or Mamba states.
+    """
+    curve = curve_of(config)
+    rates = [curve.lru(size * (1 - (share or 0))) for size in sizes]
+    return bisect_left(rates, KNEE * rates[-1])
+
+
 def find(config: ExperimentConfig, options: Namespace) -> list[Cell]:
     sizes = sorted({0.0, *options.gib})
     shares = options.shares if shared_kind(config) is not None else (None,)
@@ -180,7 +203,8 @@ def find(config: ExperimentConfig, options: Namespace) -> list[Cell]:
             sizes,
             shares,
             lambda places: list(pool.map(partial(measure, config), places)),
-            every_share=options.all,
+            guess=guess_of(config, sizes, shares[min(2, len(shares) - 1)]),
+            every_cell=options.all,
         )
 
 

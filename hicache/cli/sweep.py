@@ -21,7 +21,7 @@ from hicache.cli.terminal import line_of
 from hicache.results.tracking import sync_command, track_sweep
 from hicache.results.verdict import in_short, objections
 from hicache.runs.errors import missing, report_error
-from hicache.runs.grid import choices_of_sweep, jobs_of
+from hicache.runs.grid import choices_of_sweep, jobs_of, stored_choices
 from hicache.runs.schema import stored_config
 from hicache.runs.stored import CONFIG_FILE, is_finished, read_yaml
 
@@ -53,7 +53,12 @@ class SweepProgress(Callback):
                 if found is not None:
                     tables = {"arms": found.table.texts, "intervals": found.comparisons}
                     notes = [*found.sentences, *found.remarks, *found.table.notes]
-                    track_sweep(watch.directory, tracker, group, tables, notes)
+                    choices = stored_choices(watch.directory)
+                    grid = {
+                        key: [each.partition("=")[2] for each in values]
+                        for key, values in choices.items()
+                    }
+                    track_sweep(watch.directory, tracker, group, grid, tables, notes)
         except (OSError, ValueError) as error:
             report_error(error)
             is_written = False
@@ -134,6 +139,7 @@ def sum_up(directory: Path, jobs: Sequence[Path], *, title: str) -> "Findings | 
         show_result(found.table, ": ".join(filter(None, [title, over_runs(groups)])))
     if found.paired is not None:
         show_result(found.paired, PAIRED)
+        console().print(found.sentences[0], soft_wrap=True)
     _write_csv(directory / "sweep.csv", runs, keys)
     (directory / "sweep.json").write_text(as_json(table_of(groups, sorted(known))) + "\n")
     write_sweep_page(directory, groups, metrics, found, title)

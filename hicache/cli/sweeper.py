@@ -47,6 +47,7 @@ class OnceLoader:
         except OmegaConfBaseException:  # Hydra's own error names the override
             return self.inner.load_sweep_config(master_config, sweep_overrides)
         with flag_override(config, ["readonly", "struct"], False):  # noqa: FBT003
+            config.hydra.output_subdir = None  # the job writes what is read: Hydra takes long
             config.hydra.overrides.task = list(sweep_overrides)
             config.hydra.job.override_dirname = ",".join(sorted(sweep_overrides))
         OmegaConf.copy_cache(from_config=master_config, to_config=config)
@@ -78,8 +79,13 @@ class GridSweeper(Sweeper):
         directory = Path(config.hydra.sweep.dir)
         directory.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(config, directory / "multirun.yaml")
+        checked: set[tuple[frozenset[str], str]] = set()
         for job in jobs:  # a wrong value is told before the first job starts
-            self._loader.load_sweep_config(config, job)
+            files = frozenset(each for each in job if "." not in each.partition("=")[0])
+            new = {(files, each) for each in job} - checked
+            if new:
+                self._loader.load_sweep_config(config, job)
+            checked |= new
         size = self._batch_size or len(jobs)
         returned: list[Any] = []
         for first in range(0, len(jobs), size):

@@ -88,7 +88,7 @@ class Tracker:
         self._wandb = _open_wandb(
             self.tracker,
             dir=self.out_dir,
-            config=dict(self.config),
+            config=_known(self.config),
             group=self.group,
             name=self.name,
             job_type=self.job_type,
@@ -125,20 +125,23 @@ def track_sweep(
     directory: Path,
     tracker: TrackerConfig,
     group: str,
+    grid: Mapping[str, Sequence[str]],
     tables: Mapping[str, "pd.DataFrame"],
     notes: Sequence[str],
 ) -> None:
     """Upload the results of a sweep to Weights & Biases (W&B) as one run.
 
-    The run has `tables` and `notes` as the terminal shows them, and the figures and files of the
-    sweep. It joins the W&B group `group`, as do the runs of the sweep. A second call for the same
-    directory updates the first upload.
+    The run has `tables` and `notes` as the terminal shows them (its summary repeats the first
+    note), `grid` as its settings, and the figures and files of the sweep. It joins the W&B group
+    `group`, as do the runs of the sweep. A second call for the same directory updates the first
+    upload.
     """
     run = _open_wandb(
         tracker,
         dir=directory,
         group=group,
         name="summary",
+        config=dict(grid),
         notes="\n\n".join(notes),
         job_type="summary",
         id=sha256(str(directory.absolute()).encode()).hexdigest()[:16],
@@ -153,6 +156,8 @@ def track_sweep(
             continue
         told = table.rename(columns=lambda each: str(each).replace("\n", " "))
         run.log({name: wandb.Table(dataframe=told)})
+    if notes:
+        run.summary["finding"] = notes[0]
     paths = sorted(directory.glob("sweep.*"))
     _attach(run, paths)
     _show(run, paths)
@@ -226,6 +231,12 @@ def _open_wandb(tracker: TrackerConfig, **about: Any) -> "wandb.Run | None":
         except wandb.Error as error:
             _say(masked(f"W&B cannot be reached ({error}), so this run is logged offline"))
     return start(WandbMode.offline)
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    # a panel shows a group without values as an empty line
+    known = {k: _known(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+    return {key: value for key, value in known.items() if value not in (None, {})}
 
 
 def plain(value: Any) -> Any:

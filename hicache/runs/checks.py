@@ -14,15 +14,13 @@ from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from hicache.config import GROUPS, ExperimentConfig
 from hicache.knob import inert_knobs
 from hicache.results.keys import KNOWN
 from hicache.results.tracking import plain
 from hicache.results.verdict import STAGE
 from hicache.runs import provenance
-from hicache.runs.stored import CONFIG_FILE, flat, is_finished, read_yaml
+from hicache.runs.stored import CONFIG_FILE, flat, is_finished, read_yaml, yaml_of
 
 REPLACED = {  # knobs of the cache, and those that replace them
     "device_gib": ("device.sglang_fraction", "device.vllm_fraction", "unlimited"),
@@ -124,7 +122,7 @@ def unheeded(config: ExperimentConfig, overrides: Sequence[str]) -> list[str]:
 
 
 def as_yaml(config: ExperimentConfig) -> str:
-    return OmegaConf.to_yaml(OmegaConf.create(plain(config)))
+    return yaml_of(plain(config))
 
 
 def _difference(file: Path, config: ExperimentConfig) -> str:

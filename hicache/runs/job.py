@@ -96,7 +96,7 @@ def run_job(
     tracker = Tracker(
         out_dir,
         config.tracker,
-        config=plain(config),
+        config=plain(config) | {"choices": _choices_of(config)},
         group=f"{config.name}/{out_dir.parent.name}" if is_job else config.name,
         **_names_of(config, out_dir.name, settings.split(",") if is_job else []),
     )
@@ -104,6 +104,13 @@ def run_job(
         outcome = _finished(config, out_dir, tracker, show_progress, show, draws=not is_job)
     show(outcome)
     return outcome.summary
+
+
+def _choices_of(config: ExperimentConfig) -> dict[str, str]:
+    # what each group is, on one line of a panel
+    groups = {"model": config.model.name, "hardware": config.hardware.name}
+    kinds = {key: getattr(config, key).kind for key in ("workload", "storage", "executor")}
+    return {**groups, **kinds, "policy": config.cache.policy}
 
 
 def _names_of(config: ExperimentConfig, run: str, settings: Sequence[str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from hicache.config import WORKLOADS, ExperimentConfig, WorkloadConfig
 from hicache.models import HardwareConfig
@@ -136,10 +136,11 @@ def to_config(cfg: DictConfig) -> ExperimentConfig:
     """
     _override_curves(cfg)
     _derive_model(cfg)
-    missing = sorted(key for key in OmegaConf.missing_keys(cfg) if not key.startswith("hydra"))
-    if missing:
-        raise ValueError(f"missing value: set {', '.join(missing)}")
-    return _frozen(cfg)
+    try:
+        return _frozen(cfg)
+    except MissingMandatoryValue as error:
+        missing = ", ".join(sorted(OmegaConf.missing_keys(cfg)))
+        raise ValueError(f"missing value: set {missing}") from error
 
 
 def stored_config(file: Path) -> ExperimentConfig:

@@ -1,4 +1,4 @@
-"""Reads the files of stored runs, which may come from anyone.
+"""Reads and writes the files of stored runs, which may come from anyone.
 
 The files are data: nothing in them is resolved, imported or executed. Each reader has bounds, and
 an error names the damaged file in one sentence.
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+from omegaconf._utils import OmegaConfDumper
 
 CONFIG_FILE = "config.yaml"
 SUMMARY_FILE = "summary.json"
@@ -52,6 +53,19 @@ class Numbers(dict[str, float]):
 
     def __missing__(self, name: str) -> float:
         raise ValueError(f"{self.where} lacks {name}")
+
+
+class _Dumper(yaml.CSafeDumper):  # type: ignore[misc]
+    """Writes what `OmegaConf.to_yaml` does, in a tenth of the time."""
+
+
+_Dumper.add_representer(str, OmegaConfDumper.str_representer)
+
+
+def yaml_of(values: object) -> str:
+    style = {"default_flow_style": False, "allow_unicode": True, "sort_keys": False}
+    text: str = yaml.dump(values, Dumper=_Dumper, **style)
+    return text
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -484,7 +484,12 @@ def test_wandb_has_one_group_for_a_sweep_with_a_run_for_each_job_and_one_summary
     names = (summary["run_group"], summary["display_name"], summary["job_type"])
     assert names == ("adhoc/mine", "summary", "summary")
     assert {"sweep.csv", "sweep.json", "sweep.png", "sweep.pdf"} <= kept
+    assert summary["notes"].startswith("Recommendation by mean TTFT: host_gib=8, as no arm is")
     assert "token hit rate: host_gib=16 0 [0, 0], the same, against" in summary["notes"]
+    settings = run["config"]["update"]
+    assert settings["choices"]["executor"] == settings["executor"]["kind"] == "simulated"
+    assert "policy_args" not in settings["cache"]  # a group without values
+    assert summary["config"]["update"]["cache.host_gib"] == ["8", "16"]
     media = (tmp_path / "mine").glob("**/wandb/offline-run-*/files/media/*/*")
     names = {re.sub(r"_\d+_\w+\.", ".", path.name): path for path in media}
     assert {"sweep_png.png", "sweep_html.html", "arms.table.json"} <= names.keys()

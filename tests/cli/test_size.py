@@ -43,23 +43,44 @@ def on_hills(**options):
 
 
 def test_the_search_measures_few_cells_and_finds_the_knee():
-    best, every = on_hills(every_share=True)
+    best, every = on_hills(every_cell=True)
     assert [each.hit_rate for each in best] == [max(hill) for hill in HILLS.values()]
     assert len(every) == len(HILLS) * len(SHARES)
-    found, measured = on_hills()
-    assert knee_of(found) == knee_of(best)
-    assert [each.share for each in best[1:]] == [0.2, 0.4, 0.0, 0.2]
-    assert found[1:] == best[1:]
-    # the best share is 0.3, but this size cannot be the knee: it tries 0.2 and the knee's share
-    assert found[0].share == 0.2
-    assert {share for size, share in measured if size == 1.0} == {0.0, 0.2}
-    assert len(measured) == len(set(measured)) < len(every)
+    for guess in range(len(HILLS)):
+        found, measured = on_hills(guess=guess)
+        assert knee_of(found) == knee_of(best) == cell(8.0, 0.5, 0.0)
+        assert {each.host_gib for each in found} >= {1.0, 4.0, 8.0, 16.0}
+        assert len(measured) == len(set(measured)) < len(every) / 2
 
 
-@pytest.mark.parametrize(("every_share", "share"), [(False, 0.4), (True, 0.1)])
-def test_an_empty_host_is_simulated_once(every_share, share):
+def test_sizes_far_from_the_knee_are_left_out():
+    sizes = [float(2**n) for n in range(20)]
+    rates = {size: min(size, 1000.0) / 2000 for size in sizes}
+    for guess, most in ((10, 4), (9, 4), (11, 8), (1, 8), (19, 8)):  # the knee is 1024
+        found, measured = searched(sizes, [None], lambda size, _: rates[size], guess=guess)
+        assert knee_of(found).host_gib == 1024
+        assert len(measured) <= most
+
+
+@pytest.mark.parametrize(
+    ("full", "aux", "moved"), [(True, False, {0.1}), (False, True, {0.3}), (False, False, set())]
+)
+def test_a_kind_that_the_host_never_evicts_gets_no_larger_share(full, aux, moved):
+    measured = []
+
+    def measure(places):
+        measured.extend(places)
+        kept = {"evicts_full": full, "evicts_aux": aux, "ttft_s": 1.0}
+        return [Cell(host_gib=size, share=share, hit_rate=size, **kept) for size, share in places]
+
+    search([0.0, 0.5, 1.0], [0.0, 0.1, 0.2, 0.3], measure)
+    assert {share for size, share in measured if size == 1.0} == {0.2} | moved
+
+
+@pytest.mark.parametrize(("every_cell", "share"), [(False, 0.4), (True, 0.1)])
+def test_an_empty_host_is_simulated_once(every_cell, share):
     shares = [0.1, 0.2, 0.4]  # all hit alike
-    cells, measured = searched([0.0, 1.0], shares, lambda size, _: size, every_share=every_share)
+    cells, measured = searched([0.0, 1.0], shares, lambda size, _: size, every_cell=every_cell)
     assert measured.count((0.0, None)) == 1
     assert [each.share for each in cells] == [None, share]
 

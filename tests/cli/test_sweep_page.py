@@ -82,6 +82,33 @@ def test_a_sentence_per_metric_has_an_interval_and_a_verdict(tmp_path, measures)
     assert page.count("Smallest effects") == 1
 
 
+@pytest.mark.parametrize(
+    ("slru", "told"),
+    [
+        (0.9, r"slru, -10\.0% \[-\d+\.\d%, -\d+\.\d%\] against lru"),
+        (1.1, "lru, as no arm is shown to be faster"),
+    ],
+)
+def test_the_page_recommends_the_fastest_arm_and_says_how_far_to_trust_it(
+    tmp_path, measures, slru, told
+):
+    write_arms(tmp_path, measures, seeds=3, lru=1.0, slru=slru)
+    page = page_of(tmp_path)
+    assert re.search(f"<li>Recommendation by mean TTFT: {told}. Verdict on the runs: .+</li>", page)
+
+
+def test_arms_whose_intervals_overlap_with_the_best_are_named(tmp_path, measures):
+    write_arms(tmp_path, measures, seeds=3, lru=1.0, slru=0.9, mru=0.9, fifo=0.95)
+    found = re.findall(r"<li>(Recommendation .*?)</li>", page_of(tmp_path))
+    assert "slru, " in found[0]
+    assert "(interval overlaps that of mru)" in found[0]
+
+
+def test_without_intervals_no_arm_is_recommended(tmp_path, measures):
+    write_arms(tmp_path, measures, seeds=2, lru=1.0, slru=0.5)
+    assert "Recommendation by mean TTFT: none, as there are no intervals." in page_of(tmp_path)
+
+
 def test_with_few_seeds_the_page_gives_medians_and_what_is_missing(tmp_path, measures):
     write_arms(tmp_path, measures, seeds=2, lru=1.0, slru=1.1)
     page = page_of(tmp_path)

@@ -96,7 +96,7 @@ def in_words(found: Difference) -> str:
 
 
 def _power(every: Sequence[tuple[Pairs, Mapping[str, Difference]]]) -> list[str]:
-    # what the comparisons could have found, for the pair that finds the least
+    # what the comparisons could have found: the pair that finds most, and the one that finds least
     told = []
     for metric in every[0][1]:
         judged = [
@@ -106,18 +106,23 @@ def _power(every: Sequence[tuple[Pairs, Mapping[str, Difference]]]) -> list[str]
         ]
         known = [each for each in judged if each[0].least]
         if known:
-            estimate, is_ratio, blocks = max(known, key=lambda each: each[0].least or 0)
-            assert estimate.least is not None
+            known.sort(key=lambda each: each[0].least or 0)
+            ends = [
+                f"{each.least or 0:.1%}" if is_ratio else f"{each.least or 0:.2g}"
+                for each, is_ratio, _ in (known[0], known[-1])
+            ]
+            estimate, _, blocks = known[-1]
             assert estimate.needed is not None
-            least = f"{estimate.least:.2g}" if not is_ratio else f"{estimate.least:.1%}"
             needed = (
                 "more than a million" if estimate.needed >= MOST_BLOCKS else f"{estimate.needed:,}"
             )
             name = comparison.TITLES.get(metric, metric).replace("\n", " ")
-            told.append(f"{name} {least} (for 5 %: {needed} {blocks}s)")
+            least = " to ".join(dict.fromkeys(ends))
+            told.append(f"{name} {least} (for 5 % of it: {needed} {blocks}s)")
     if not told:
         return []
-    return [f"Smallest effects that {POWER:.0%} of such comparisons find: {'; '.join(told)}."]
+    each = ", each row by its own spread" if len(every) > 1 else ""
+    return [f"Smallest effects that {POWER:.0%} of such comparisons find{each}: {'; '.join(told)}."]
 
 
 def _notes(

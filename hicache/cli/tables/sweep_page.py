@@ -17,10 +17,11 @@ from hicache.cli.tables.paired_table import FOUND, STAR, table_of_pairs
 from hicache.cli.tables.request_metrics import times
 from hicache.cli.tables.result_table import ResultTable, Row
 from hicache.cli.tables.sweep_figure import COLOURS
+from hicache.cli.tables.verdicts import on_runs
 from hicache.results.metrics import Status
 from hicache.results.pages import SHARE, chart, distribution, num_places, series, write_page
 from hicache.results.requests_file import has_requests, read_requests
-from hicache.results.verdict import CLEAN
+from hicache.results.verdict import CLEAN, in_short
 from hicache.runs.stored import ROWS_FILE, read_rows
 
 COST, TTFT = "gpu/seconds_per_request", "request/ttft_s_mean"
@@ -36,11 +37,12 @@ class Findings:
 
     Attributes:
         table: medians of the arms, as the terminal shows them.
-        sentences: a sentence for each metric.
+        sentences: the arm to take by mean TTFT, if that is a metric; then one for each metric.
         remarks: what holds for all of them.
         paired: the differences with their intervals; None if there are no intervals.
-        comparisons: each arm with its baseline, by metric: the effect with its interval, and
-            whether it is higher or lower. Empty without intervals.
+        comparisons: each arm with its baseline, by metric: the effect with its interval, whether it
+            is higher or lower, and the smallest effect that 80 % of such comparisons find. Empty
+            without intervals.
     """
 
     table: ResultTable
@@ -115,6 +117,9 @@ def findings_of(groups: Sequence[Group], metrics: Sequence[str], table: ResultTa
             text = "; ".join(map(_told, found))
             comparisons += [each for against in found for each in against]
         sentences.append(f"{_plain(heading)}: {text}.")
+    if TTFT in metrics and len(groups) > 1:
+        at_all = [] if sections is table.sections else sections
+        sentences.insert(0, _advice(at_all, groups, keys))
     return Findings(
         table=table,
         sentences=sentences,
@@ -122,6 +127,31 @@ def findings_of(groups: Sequence[Group], metrics: Sequence[str], table: ResultTa
         paired=None if sections is table.sections else replace(paired, notes=notes),
         comparisons=pd.DataFrame(comparisons),
     )
+
+
+def _advice(sections: Sequence[Sequence[Row]], groups: Sequence[Group], keys: Sequence[str]) -> str:
+    # which arm, by how much, and whether to trust it
+    heading, ratio, told = TITLES[TTFT], f"{TTFT} ratio", list[str]()
+    for rows in sections:
+        pairs = list(zip(_against(rows, heading, TTFT, keys), rows[1:], strict=True))
+        faster = [(each, row.values) for each, row in pairs if each["verdict"] == "lower"]
+        faster.sort(key=lambda each: cast(float, each[1][ratio]))
+        baseline = pairs[0][0]["against"].partition(" with ")[0]
+        text = f"{baseline}, as no arm is shown to be faster"
+        if faster:
+            best, values = faster[0]
+            end = cast(float, values[f"{ratio} high"])
+            near = [
+                each["arm"] for each, row in faster[1:] if cast(float, row[f"{ratio} low"]) <= end
+            ]
+            text = f"{best['arm']}, {best['effect']} against {baseline}"
+            text += f" (interval overlaps that of {_few(near)})" if near else ""
+        elif not {each["verdict"] for each, _ in pairs} <= {EQUAL, "higher", "the same"}:
+            text = "none, as some arms are overloaded or have no interval"
+        at = pairs[0][0]["at"]
+        told.append(f"at {at} {text}" if at else text)
+    text = "; ".join(told) or "none, as there are no intervals"
+    return f"Recommendation by mean TTFT: {text}. Verdict on the runs: {in_short(on_runs(groups))}."
 
 
 def _against(
@@ -137,10 +167,18 @@ def _against(
             "arm": _arm(row, own),
             "effect": row.texts[heading].removesuffix(FOUND),
             "verdict": _judged(row, heading, metric),
+            "smallest effect found": _least(row, metric),
             "against": f"{_arm(baseline, own)} with {baseline.texts[heading]}",
         }
         for row in others
     ]
+
+
+def _least(row: Row, metric: str) -> str:
+    least = row.values[f"{metric} least effect"]
+    if not isinstance(least, float):
+        return ""
+    return number(least) if row.values[f"{metric} ratio"] is None else f"{least:.1%}"
 
 
 def _told(comparisons: Sequence[Mapping[str, str]]) -> str:

@@ -120,6 +120,8 @@ class PrefillEngine(RoleEngine):
             self.later.remove(handover)
         elif handover.is_settled and handover.is_whole:  # even if the decode engine is lost
             self.scheduler.decode.release(handover.prompt)
+            if self.cache.tree.entries is not None:
+                self.cache.tree.entries.finished(handover.req.request, "finished")
             del self.prompts[request_id]
         elif handover.is_settled:  # else again when its KV has landed
             self._aborted.append(request_id)
@@ -137,6 +139,8 @@ class PrefillEngine(RoleEngine):
             if handover.req.request.id not in self.prompts:
                 self.later.remove(handover)
                 self.prompts[handover.req.request.id] = handover
+                if self.cache.tree.entries is not None:
+                    self.cache.tree.entries.arrived(handover.req.request)
                 self._prefill.enter(handover.prompt, now_ns)
 
     def wake(self, now_ns: int) -> Outcome:

@@ -323,6 +323,13 @@ def test_requests_that_give_up_at_any_moment_leave_nothing():
     assert stages == {"queue_ns", "prefill_ns", "transfer_ns", "answer"}
 
 
+@pytest.mark.parametrize("policy", ["continuum", "mori"])
+def test_policies_of_both_engines_learn_when_a_request_comes_and_goes(policy):
+    # a prefill engine did not say so, and policies of sessions failed at the first request
+    records, _ = run(chat([(640, 40), (300, 20)]), f"cache.policy={policy}")
+    assert {each.status for each in records.values()} == {Status.finished}
+
+
 # -- what is refused ----------------------------------------------------------------------------
 
 

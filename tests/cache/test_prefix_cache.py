@@ -246,7 +246,7 @@ def test_an_answer_is_copied_to_the_host_when_it_ends_or_with_the_next_prompt(
         (32, 64, (48, 64), (32, 16, 16)),
         (32, 64, (32, 48), (32, 16, 16)),
         (32, 40, (32, 64), (32, 0, 8)),  # the rest of what was read is gone
-        # what another request has loaded since is a device hit; SGLang's is a storage hit: 32, 0, 32
+        # what another request has loaded since is a device hit; in SGLang 32, 0, 32
         (48, 64, (32, 64), (48, 0, 16)),
         (64, 64, (32, 64), (64, 0, 0)),
     ],

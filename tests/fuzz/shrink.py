@@ -56,7 +56,9 @@ def _try(name: str, fixed: Choices) -> Finding | bool:
 def find(name: str, fixed: Choices | None = None) -> Finding | Trial:
     """Try the scenario `seed/number` with these choices fixed."""
     seed, number = map(int, name.split("/"))
-    return examine(name, draw(seed, number, fixed or {}), None)
+    fixed = fixed or {}
+    words = (f"{knob}={value}" for knob, value in fixed.items())
+    return examine(" ".join((name, *words)), draw(seed, number, fixed), None)
 
 
 def examine(

@@ -4,7 +4,20 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from hicache.config import ExperimentConfig
+
 WIDTH = 140
+
+
+def machines_of(config: ExperimentConfig) -> str:
+    """Return the engines of a simulated run and their GPUs in words."""
+    parallel = config.parallel
+    where = f"{config.tp} × {config.hardware.name}"
+    if parallel.pp > 1:
+        where = f"{parallel.pp} stages × {where}"
+    if parallel.prefill:
+        return f"{where}, {parallel.prefill} prefill and {parallel.decode} decode engines"
+    return f"{where} × {parallel.replicas}" if parallel.replicas > 1 else where
 
 
 def console() -> Console:

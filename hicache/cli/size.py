@@ -30,7 +30,7 @@ from rich.table import Table
 from hicache import experiment
 from hicache.cache.kinds import KIND_NAMES, MAMBA, SWA
 from hicache.cli.command import in_one_sentence, parser_of
-from hicache.cli.console import console, show_table
+from hicache.cli.console import console, machines_of, show_table
 from hicache.cli.curve import KNEE, SIZES_GIB, curve_of, numbers
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import deploy
@@ -212,10 +212,11 @@ def show(config: ExperimentConfig, cells: Sequence[Cell], dollars_per_gib: float
     kind, knee, terminal = shared_kind(config), knee_of(cells), console()
     workload = config.workload
     some = f", its first {workload.limit:,} requests" if workload.limit else ""
-    terminal.print(
-        f"{config.model.name} on {config.tp} x {config.hardware.name}, workload "
-        f"{workload.kind}{some}"
-    )
+    terminal.print(f"{config.model.name} on {machines_of(config)}, workload {workload.kind}{some}")
+    if config.parallel.prefill:
+        both = config.parallel.decode_cache == "tiers" and config.parallel.sparse_tokens is None
+        each = "engine" if both and not config.parallel.decode_own else "prefill engine"
+        terminal.print(f"host memory is that of each {each}, hits are those of prefill engines")
     gain = max(cell.hit_rate for cell in cells) - cells[0].hit_rate
     still_rises = knee is cells[-1] and gain >= LEAST_GAIN
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)

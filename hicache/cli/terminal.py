@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hicache.cache.tiers.transfer import FATES
-from hicache.cli.console import console, show_table
+from hicache.cli.console import console, machines_of, show_table
 from hicache.observe.reasons import REASONS
 from hicache.results import jobs, pipeline, speculation
 from hicache.results.metrics import HANDOVER_PARTS, QUEUE_CAUSES, TTFT_PARTS
@@ -84,20 +84,13 @@ def size(num_bytes: float) -> str:
 
 def _title(outcome: Outcome) -> Text:
     config, summary = outcome.config, outcome.summary
-    where = f"{config.tp} × {config.hardware.name}"
-    if config.executor.kind != "simulated":
-        where = "this machine (real execution)"
-    parallel = config.parallel
-    if parallel.pp > 1:
-        where = f"{parallel.pp} stages × {where}"
-    replicas = f" × {parallel.replicas}" if parallel.replicas > 1 else ""
-    if parallel.prefill:
-        replicas = f", {parallel.prefill} prefill and {parallel.decode} decode engines"
+    is_simulated = config.executor.kind == "simulated"
+    where = machines_of(config) if is_simulated else "this machine (real execution)"
     return Text.assemble(
         "\n",
         (config.name, "bold"),
         f"  {config.workload.kind} on {config.model.name}, "
-        f"{where}{replicas}, storage {config.storage.kind}, "
+        f"{where}, storage {config.storage.kind}, "
         f"prefetch {config.prefetch.stop}, seed {config.seed}\n"
         f"{summary['request/count']:,} requests: {summary['request/finished_count']:,} finished, "
         f"{summary['request/rejected_count']:,} rejected, "

@@ -27,6 +27,7 @@ class RoleEngine(Engine):
     """An engine of one role, which counts its busy time and that of its queue on its own."""
 
     role = ""
+    link: Link
     is_gone = is_losing = is_returning = False
 
     def _commit_steps(self, flight: Flight, num_steps: int, now_ns: int) -> None:
@@ -95,7 +96,7 @@ class PrefillEngine(RoleEngine):
         scheduler.decode.held = []
         self.prompts: dict[int, Handover] = {}
         self.later: list[Handover] = []
-        self._link, self._page_bytes = link, page_bytes
+        self.link, self._page_bytes = link, page_bytes
 
     def deliver(self, done: Reported | Prefetch | News, now_ns: int) -> bool:
         if isinstance(done, Parcel) and done.num_bytes:
@@ -119,6 +120,8 @@ class PrefillEngine(RoleEngine):
             self.later.remove(handover)
         elif handover.is_settled and handover.is_whole:  # even if the decode engine is lost
             self.scheduler.decode.release(handover.prompt)
+            if self.cache.tree.entries is not None:
+                self.cache.tree.entries.finished(handover.req.request, "finished")
             del self.prompts[request_id]
         elif handover.is_settled:  # else again when its KV has landed
             self._aborted.append(request_id)
@@ -136,6 +139,8 @@ class PrefillEngine(RoleEngine):
             if handover.req.request.id not in self.prompts:
                 self.later.remove(handover)
                 self.prompts[handover.req.request.id] = handover
+                if self.cache.tree.entries is not None:
+                    self.cache.tree.entries.arrived(handover.req.request)
                 self._prefill.enter(handover.prompt, now_ns)
 
     def wake(self, now_ns: int) -> Outcome:
@@ -157,7 +162,7 @@ class PrefillEngine(RoleEngine):
         parcel = Parcel(
             handover=handover, source=handover.prefill, target=handover.decode, reason=reason
         )
-        self._link.send(parcel, now_ns)
+        self.link.send(parcel, now_ns)
 
     def _commit_steps(self, flight: Flight, num_steps: int, now_ns: int) -> None:
         super()._commit_steps(flight, num_steps, now_ns)
@@ -177,10 +182,10 @@ class PrefillEngine(RoleEngine):
         handover.sent_len = end // size * size
         handover.num_sent += 1
         moves = []
-        if self._link.is_real:
+        if self.link.is_real:
             moves = moves_to_send(kinds, handover, start, is_last=extend.is_last)
         num_bytes = bytes_to_send(kinds, self._page_bytes, promised, start, end, target_len)
-        self._link.send(
+        self.link.send(
             Parcel(
                 handover=handover,
                 source=handover.prefill,
@@ -210,7 +215,7 @@ class DecodeEngine(RoleEngine):
     ) -> None:
         super().__init__(cache, prefetcher, scheduler, executor, check=check)
         self._intake = scheduler.prefill
-        self._link = link
+        self.link = link
         self._now_ns = 0
 
     def submit(self, request: Request, now_ns: int, *, came_ns: int | None = None) -> None:
@@ -222,7 +227,7 @@ class DecodeEngine(RoleEngine):
 
         def send(handover: Handover) -> None:
             parcel = Parcel(handover=handover, source=number, target=handover.prefill)
-            self._link.send(parcel, self._now_ns)
+            self.link.send(parcel, self._now_ns)
 
         self._intake.connect(number, self.scheduler.decode, choose, send)
 

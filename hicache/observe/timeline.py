@@ -11,11 +11,12 @@ from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite, Work
 from hicache.clock import Clock
 from hicache.engine.loop import Engine
-from hicache.engine.ports import Executor, Io
+from hicache.engine.ports import Executor, Io, Link
+from hicache.engine.roles import RoleEngine
 from hicache.executor.completions import Delivery, StepRun
 from hicache.observe.explainer import Case
 from hicache.scheduler.batch import Batch
-from hicache.scheduler.handover import News
+from hicache.scheduler.handover import Outage, Parcel
 from hicache.scheduler.queue_waits import NO_STEP, QueueWaits, Shortage
 from hicache.scheduler.request_state import RequestState
 
@@ -35,15 +36,17 @@ class Step:
 
 @dataclass(slots=True, kw_only=True)
 class Transfer:
-    """A copy between cache tiers, or a storage query, with its start and end.
+    """A copy between cache tiers or engines, or a storage query, with its start and end.
 
     Attributes:
-        kind: what happened, such as `back-up` (device to host) or `storage read`.
-        engine: the number of the engine.
+        kind: what happened, such as `back-up` (device to host), `storage read`, or `handover` of
+            KV from a prefill engine to a decode engine.
+        engine: the number of the engine; of a handover, the one that sends.
         start_ns: when the engine submitted the transfer.
         end_ns: when the engine learned that the transfer had ended. None means that it has not
             ended.
-        about: `request` and `pages` of a storage query or read; `bytes` of a copy.
+        about: `request` and `pages` of a storage query or read; `bytes` of a copy; `request`,
+            `bytes` and the engine that receives (`to`) of a handover.
     """
 
     kind: str
@@ -89,15 +92,31 @@ class Timeline:
     lives: dict[int, RequestState] = field(default_factory=dict)  # final states of requests
     cases: dict[int, Case] = field(default_factory=dict)  # why requests computed their tokens
     turns: dict[int, list[Turn]] = field(default_factory=dict)
-    open: dict[Work | Prefetch, Transfer] = field(default_factory=dict)  # transfers under way
+    open: dict[Work | Prefetch | Parcel, Transfer] = field(
+        default_factory=dict
+    )  # transfers under way
 
     def watch(self, engine: Engine, number: int, executor: Executor) -> Executor:
         self.turns[number] = [Turn(0, NO_STEP)]
         engine.scheduler.prefill.queue_waits = RecordedWaits(self.turns[number])
+        if isinstance(engine, RoleEngine):
+            engine.link = _WatchedLink(engine.link, self)
         return _WatchedExecutor(executor, number, self)
 
     def watch_io(self, io: Io) -> Io:
         return _WatchedIo(io, self)
+
+    def begin(
+        self,
+        what: Work | Prefetch | Parcel,
+        kind: str,
+        engine: int,
+        now_ns: int,
+        **about: int | None,
+    ) -> None:
+        transfer = Transfer(kind=kind, engine=engine, start_ns=now_ns, about=about)
+        self.transfers.append(transfer)
+        self.open[what] = transfer
 
     def ended(self, req: RequestState, case: Case) -> None:
         self.lives[req.request.id] = req
@@ -145,13 +164,28 @@ class _WatchedExecutor:
         return run
 
     def _begin(self, what: Work | Prefetch, kind: str, now_ns: int, **about: int | None) -> None:
-        transfer = Transfer(kind=kind, engine=self._engine, start_ns=now_ns, about=about)
-        self._timeline.transfers.append(transfer)
-        self._timeline.open[what] = transfer
+        self._timeline.begin(what, kind, self._engine, now_ns, **about)
 
 
 def _about(prefetch: Prefetch) -> dict[str, int | None]:
     return {"request": prefetch.request_id, "pages": prefetch.num_pages}
+
+
+class _WatchedLink:
+    def __init__(self, inner: Link, timeline: Timeline) -> None:
+        self._inner = inner
+        self._timeline = timeline
+
+    @property
+    def is_real(self) -> bool:
+        return self._inner.is_real
+
+    def send(self, parcel: Parcel, now_ns: int) -> None:
+        if parcel.num_bytes:
+            about = {"request": parcel.handover.req.request.id, "bytes": parcel.num_bytes}
+            about["to"] = parcel.target
+            self._timeline.begin(parcel, "handover", parcel.source, now_ns, **about)
+        self._inner.send(parcel, now_ns)
 
 
 class _WatchedIo:
@@ -165,8 +199,7 @@ class _WatchedIo:
     def advance(self, now_ns: int) -> list[Delivery]:
         deliveries = self._inner.advance(now_ns)
         for _, done in deliveries:
-            transfer = None if isinstance(done, News) else self._timeline.open.get(done)
-            if transfer is None or isinstance(done, News):
+            if isinstance(done, Outage) or (transfer := self._timeline.open.get(done)) is None:
                 continue
             is_batch = isinstance(done, Prefetch) and not done.is_read
             if transfer.kind != "storage read" or not is_batch:

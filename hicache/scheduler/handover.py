@@ -37,8 +37,10 @@ class Handover:
         self.num_sent = self.num_landed = 0
         self.is_whole = False  # the last chunk is sent
         self.is_dead = self.is_lost = False
+        self.begun_ns: int | None = None  # when the decode engine admitted the request
         self.computed_ns: int | None = None
         self.arrived_ns: int | None = None
+        self.ended_ns: int | None = None
         # of the decode engine: whether the promised tokens are on the device, or on their way
         self.is_restored = False
         self.to_host = False  # the KV goes to the host of the decode engine
@@ -55,6 +57,7 @@ class Handover:
     def account(self, now_ns: int) -> None:
         """Add to the request what its prompt has spent and found until `now_ns`."""
         req, prompt = self.req, self.prompt
+        self.ended_ns = now_ns
         req.recomputed_len += prompt.recomputed_len
         req.retractions += prompt.retractions
         req.num_parts += prompt.num_parts

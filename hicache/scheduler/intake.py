@@ -167,7 +167,8 @@ class Intake(Prefill):
         self.handovers[req.request.id] = handover
         req.defer_reason = None
         req.end_queue(self.queue_waits.mark(now_ns))
-        req.attempts += 1
+        handover.begun_ns = now_ns
+        req.handovers.append(handover)
         req.reused_len = handover.promised_len
         self._send(handover)
         return None
@@ -376,7 +377,7 @@ class Intake(Prefill):
         handover.account(now_ns)
         req = handover.req
         self.counters["decode/failed_handovers_count"] += 1
-        if reason is None and req.attempts >= MOST_ATTEMPTS:
+        if reason is None and len(req.handovers) >= MOST_ATTEMPTS:
             reason = f"its KV did not arrive in {MOST_ATTEMPTS} attempts"
         if reason is not None:
             self._ended.reject(req, reason)

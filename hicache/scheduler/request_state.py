@@ -1,6 +1,7 @@
 """A request inside an engine: its progress, and where its time and tokens went."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import LoadBack
@@ -76,8 +77,9 @@ class RequestState:
         self.failed_prompts = 0  # times that pages ran out during its prompt
         self.num_parts = 0  # steps that computed only a part of its prompt
         # with separate engines: the last parts of the time to the first token, tokens that the
-        # decode engine held, and attempts to compute the prompt
-        self.transfer_ns = self.restore_ns = self.reused_len = self.attempts = 0
+        # decode engine held, and the attempts (`Handover`) to compute the prompt
+        self.transfer_ns = self.restore_ns = self.reused_len = 0
+        self.handovers: list[Any] = []
 
     @property
     def extend_len(self) -> int:

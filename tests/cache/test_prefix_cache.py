@@ -238,3 +238,32 @@ def test_an_answer_is_copied_to_the_host_when_it_ends_or_with_the_next_prompt(
     assert cache.extend(later, 20)
     cache.publish(later, 5)
     assert cache.resident(HOST)[FULL] == 5
+
+
+@pytest.mark.parametrize(
+    ("on_device", "length", "read", "hits"),
+    [
+        (32, 64, (48, 64), (32, 16, 16)),
+        (32, 64, (32, 48), (32, 16, 16)),
+        (32, 40, (32, 64), (32, 0, 8)),  # the rest of what was read is gone
+        # what another request has loaded since is a device hit; in SGLang 32, 0, 32
+        (48, 64, (32, 64), (48, 0, 16)),
+        (64, 64, (32, 64), (64, 0, 0)),
+    ],
+)
+def test_hits_are_split_by_tier_as_in_sglang_but_for_what_came_to_the_device(
+    on_device, length, read, hits
+):
+    # the cases of its `split_cached_prefix_by_tier`, in sixteenths
+    cache = make_cache(device=(32, 0, 0), host=(32, 0, 0), load_back_threshold=1)
+    cache.serve(length)
+    cache.move_to_host()
+    cache.begin(on_device + 1)
+    cache.complete_all()
+    sequence = Sequence(tokens_of(length + 1))
+    match = cache.match(sequence, length + 1)
+    start, end = read
+    acquired = cache.acquire(sequence, match, storage_start=start, storage_end=end)
+    assert acquired is not None
+    assert (acquired.device_len, acquired.host_len, acquired.storage_len) == hits
+    assert sum(hits) == length

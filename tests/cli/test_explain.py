@@ -13,7 +13,7 @@ from hicache.cli.explain.rerun import rerun
 from hicache.cli.explain.segments import Steps, segments_of
 from hicache.cli.explain.trace import events_of, write_trace
 from hicache.observe.timeline import KINDS
-from hicache.results.metrics import TTFT_PARTS, Status, summarize
+from hicache.results.metrics import HANDOVER_PARTS, TTFT_PARTS, Status, summarize
 from hicache.results.tracking import write_json
 from hicache.runs.job import as_yaml, begin
 from hicache.runs.schema import stored_config
@@ -113,8 +113,7 @@ def test_the_segments_of_a_wait_follow_each_other_and_add_up_to_its_causes(again
     for record in again.records.values():
         if record.status is not Status.finished:
             continue
-        life, turns = again.timeline.lives[record.id], again.timeline.turns[record.engine]
-        segments = segments_of(record, life, turns, steps[record.engine])
+        segments = segments_of(record, again.timeline, steps)
         at_ns, queued = record.arrival_ns, Counter()
         for segment in segments:
             assert segment.start_ns == at_ns
@@ -144,6 +143,67 @@ def test_the_spans_of_a_trace_are_consistent_and_add_up_to_the_summary(trace, ag
         assert total_ns[part] / count / 1e9 == pytest.approx(mean_s)
     busy_s = total_ns["forward"] / 1e9 * again.config.tp
     assert busy_s == pytest.approx(again.summary["gpu/busy_s"])
+
+
+def separate(directory, *overrides):
+    words = ("parallel.prefill=1", "parallel.decode=2", "model=llama3_8b", "cache.device_gib=40")
+    run_dir = stored(directory, *words, "workload.limit=30", *overrides)
+    return rerun(run_dir)
+
+
+def test_both_engines_tell_their_part_of_a_request(tmp_path):
+    again = separate(tmp_path)
+    steps = {engine: Steps(again.timeline, engine) for engine in again.timeline.turns}
+    for record in again.records.values():
+        parts, at_ns = Counter(), record.arrival_ns
+        for segment in segments_of(record, again.timeline, steps):
+            assert segment.start_ns == at_ns
+            at_ns = segment.end_ns
+            parts[segment.part] += segment.length_ns
+            assert (segment.engine == 0) or segment.part not in ("prefill", "load_back")
+        assert at_ns == record.first_token_ns
+        whole = {part: getattr(record, f"{part}_ns") for part in (*TTFT_PARTS, *HANDOVER_PARTS)}
+        assert parts == {part: ns for part, ns in whole.items() if ns}
+    told = lines(again, [7], 0)
+    engine = again.records[7].engine
+    assert told[1].endswith(f"decode engine {engine}")
+    assert any(f"decode engine {engine} admitted it, promised" in line for line in told)
+    assert any("prefill engine 0 has computed its prompt" in line for line in told)
+    assert any("its KV has arrived" in line for line in told)
+
+
+def test_a_lost_transfer_is_told_as_an_attempt_that_ended(tmp_path):
+    again = separate(tmp_path, "parallel.faults.lost_rate=0.2")
+    steps = {engine: Steps(again.timeline, engine) for engine in again.timeline.turns}
+    told = 0
+    for record in again.records.values():
+        if record.status is Status.rejected:  # after three attempts
+            told += 3
+            continue
+        segments = segments_of(record, again.timeline, steps)
+        assert sum(each.length_ns for each in segments) == segments[-1].end_ns - record.arrival_ns
+        told += sum("ended this attempt: KV" in line for line in lines(again, [record.id], 0))
+    assert told == again.summary["decode/failed_handovers_count"] > 0
+
+
+def test_a_trace_shows_a_transfer_on_the_tracks_of_both_engines(tmp_path):
+    again = separate(tmp_path)
+    write_trace(tmp_path / "trace.json", again)
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    check_trace(trace)
+    names = {
+        each["pid"]: each["args"]["name"]
+        for each in trace["traceEvents"]
+        if each["name"] == "process_name"
+    }
+    assert list(names.values())[1:] == ["prefill engine 0", "decode engine 1", "decode engine 2"]
+    sent, received = Counter(), Counter()
+    for each in trace["traceEvents"]:
+        if each["ph"] == "b" and each["name"] == "handover":
+            on = sent if names[each["pid"]].startswith("prefill") else received
+            on[each["id"]] += each["args"]["bytes"]
+    assert sent == received
+    assert sum(sent.values()) == again.summary["transfer/link_bytes"]
 
 
 @pytest.mark.parametrize("damage", [{"ts": None}, {"ph": "?"}, {"tid": -5}, {"dur": 1e18}])

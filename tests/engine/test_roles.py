@@ -10,6 +10,8 @@ from hicache.clock import to_ns
 from hicache.engine.deployment import deploy, places_of
 from hicache.results.metrics import RequestRecord, Status, summarize
 from hicache.results.roles import as_sglang_reports
+from hicache.results.verdict import in_short, objections
+from hicache.runs import goodput
 from hicache.runs.schema import config_of
 from hicache.scheduler.intake import needed_tokens, promised_room
 from hicache.scheduler.request_state import RequestState
@@ -172,6 +174,21 @@ def test_shared_prefix_counts_once_in_each_role():
     assert as_sglang_reports(records[1]) == (1984, 1984, 0, 0)
 
 
+def test_goodput_and_verdict_know_the_roles():
+    words = ("workload.num_sessions=10", "goodput.num_rates=2", "engine.check_invariants=false")
+    config = config_of(*BASE, *words, "goodput.ttft_s=60", "goodput.tpot_s=1")
+    result = goodput.run(config)
+    measures = summarize(result.records, result.measures)
+    # all are in time, so it is the highest rate; none are, so it is 0
+    assert measures["goodput/requests_per_s"] == measures["goodput/tried_requests_per_s"] > 0
+    none = goodput.run(replace(config, goodput=replace(config.goodput, ttft_s=1e-6)))
+    assert none.measures["goodput/requests_per_s"] == 0
+    for role in ("prefill", "decode"):
+        assert measures[f"load/rho_{role}"] > 0
+        told = in_short(objections([measures | {f"load/rho_{role}": 1.5}]))
+        assert f"{role} engines overloaded, ρ 1.50" in told
+
+
 # -- admission and retraction -------------------------------------------------------------------
 
 
@@ -321,6 +338,13 @@ def test_requests_that_give_up_at_any_moment_leave_nothing():
                 last = [part for part in parts if getattr(record, part)][-1:]
                 stages |= {"answer" if record.output_len else last[0]}
     assert stages == {"queue_ns", "prefill_ns", "transfer_ns", "answer"}
+
+
+@pytest.mark.parametrize("policy", ["continuum", "mori"])
+def test_policies_of_both_engines_learn_when_a_request_comes_and_goes(policy):
+    # a prefill engine did not say so, and policies of sessions failed at the first request
+    records, _ = run(chat([(640, 40), (300, 20)]), f"cache.policy={policy}")
+    assert {each.status for each in records.values()} == {Status.finished}
 
 
 # -- what is refused ----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 python -m tests.fuzz 0/17                               one, by its seed and number
 python -m tests.fuzz 0/0-199                            many, in two processes
+python -m tests.fuzz 0/0-199 roles=one_each              many, with a choice that is not drawn
 python -m tests.fuzz --limit 9 kinds=all seed=1         plain but for these choices, nine requests
 """
 
@@ -24,7 +25,9 @@ def main() -> int:
         seed, numbers = word.split("/")
         first, _, last = numbers.partition("-")
         names += [f"{seed}/{number}" for number in range(int(first), int(last or first) + 1)]
-    tried = try_all(names) if names else [examine("plain", choices_of(words), args.limit)]
+    choices = choices_of(words)  # also refuses unknown words
+    fixed = dict(word.split("=", 1) for word in words)
+    tried = try_all(names, fixed) if names else [examine("plain", choices, args.limit)]
     num_findings = 0
     for found in tried:
         if isinstance(found, Finding):

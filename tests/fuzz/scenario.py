@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 from hicache.config import WORKLOADS, ExperimentConfig
@@ -48,14 +49,19 @@ def choices_of(words: Sequence[str]) -> dict[str, str]:
     return choices
 
 
-def draw(seed: int, number: int) -> dict[str, str]:
-    """The choices of the numbered scenario; none depends on another scenario or another knob."""
+def draw(seed: int, number: int, fixed: Choices = MappingProxyType({})) -> dict[str, str]:
+    """The choices of the numbered scenario; none depends on another scenario or another knob.
+
+    Those of `fixed` are not drawn, and what cannot go with them gives way.
+    """
     choices = {SEED: str(number)}
     for knob in KNOBS:
         choices[knob.name] = _draw_value(knob, Random(f"{seed}/{number}/{knob.name}"))
+    choices |= fixed
     for (name, value), (other, barred) in BARRED:
         if choices[name] == value and choices[other] == barred:
-            choices[other] = PLAIN[other]
+            gives_way = name if other in fixed else other
+            choices[gives_way] = PLAIN[gives_way]
     return choices
 
 

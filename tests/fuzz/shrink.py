@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 
 from tests.fuzz.scenario import PLAIN, Choices, draw
@@ -34,14 +35,17 @@ class Finding:
         )
 
 
-def try_all(names: Sequence[str]) -> Iterator[Finding | bool]:
-    """Try scenarios in two processes; yield the finding, or whether all tiers were used."""
+def try_all(names: Sequence[str], fixed: Choices | None = None) -> Iterator[Finding | bool]:
+    """Try scenarios in two processes; yield the finding, or whether all tiers were used.
+
+    The choices of `fixed` are the same in all of them.
+    """
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as workers:
-        yield from workers.map(_try, names, chunksize=5)
+        yield from workers.map(partial(_try, fixed=fixed or {}), names, chunksize=5)
 
 
-def _try(name: str) -> Finding | bool:
-    found = find(name)
+def _try(name: str, fixed: Choices) -> Finding | bool:
+    found = find(name, fixed)
     if isinstance(found, Finding):
         return found
     evicts = any(count for key, count in found.summary.items() if key.startswith("evict/"))
@@ -49,9 +53,12 @@ def _try(name: str) -> Finding | bool:
     return evicts and all(found.summary[key] for key in used)
 
 
-def find(name: str) -> Finding | Trial:
-    """Try the scenario `seed/number`."""
-    return examine(name, draw(*map(int, name.split("/"))), None)
+def find(name: str, fixed: Choices | None = None) -> Finding | Trial:
+    """Try the scenario `seed/number` with these choices fixed."""
+    seed, number = map(int, name.split("/"))
+    fixed = fixed or {}
+    words = (f"{knob}={value}" for knob, value in fixed.items())
+    return examine(" ".join((name, *words)), draw(seed, number, fixed), None)
 
 
 def examine(

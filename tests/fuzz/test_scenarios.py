@@ -51,6 +51,13 @@ def test_scenario_depends_on_its_seed_and_number_alone() -> None:
     assert [draw(SEED, number) for number in range(8)][7] == alone
 
 
+def test_what_cannot_go_with_a_fixed_choice_gives_way_to_it() -> None:
+    drawn = [draw(SEED, number, {"roles": "one_each"}) for number in range(40)]
+    assert {each["roles"] for each in drawn} == {"one_each"}
+    assert any(draw(SEED, number)["compat"] == "vllm_0_33" for number in range(40))
+    assert all(each["compat"] != "vllm_0_33" for each in drawn)
+
+
 def test_every_setting_is_drawn_or_listed_as_undrawn() -> None:
     drawn = {key for knob in KNOBS for key in knob.keys}
     for workload in ("talk", "chat"):

@@ -29,6 +29,11 @@ class Rerun:
     timeline: Timeline
     differences: tuple[str, ...]
 
+    def engine_name(self, number: int) -> str:
+        num_prefill = self.config.parallel.prefill
+        role = ("prefill " if number < num_prefill else "decode ") if num_prefill else ""
+        return f"{role}engine {number}"
+
 
 def rerun(run_dir: Path, *, trust: bool = False) -> Rerun:
     """Simulate a stored run once more, and return it with a record of all its events.

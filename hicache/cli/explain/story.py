@@ -1,15 +1,16 @@
 """Explains a request in words: what it waited for, and why it missed the KV cache."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from hicache.cache.kinds import FULL, MAMBA
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cli.explain.rerun import Rerun
-from hicache.cli.explain.segments import Segment, Steps, segments_of
+from hicache.cli.explain.segments import Segment, Steps, attempts_of, segments_of
 from hicache.observe.reasons import REASONS, Span
 from hicache.results.metrics import QUEUE_CAUSES, RequestRecord, Status
+from hicache.scheduler.handover import Handover
 from hicache.scheduler.request_state import RequestState
 
 MOST_NAMED = 3  # at most this many other requests are named by their ids
@@ -35,15 +36,13 @@ class Storyteller:
 
     def tell(self, record: RequestRecord) -> Iterator[str]:
         session = record.session_name or record.session_id
-        yield f"Request {record.id}, session {session}, engine {record.engine}"
+        yield f"Request {record.id}, session {session}, {self._run.engine_name(record.engine)}"
         life = self._run.timeline.lives.get(record.id)
         if life is None:
             yield f"  {record.status.value}: {record.reason}"
             return
         yield f"  {_size(record)}"
-        segments = segments_of(
-            record, life, self._run.timeline.turns[record.engine], self._steps[record.engine]
-        )
+        segments = segments_of(record, self._run.timeline, self._steps)
         yield f"  {_headline(record)}"
         yield ""
         yield "  What happened"
@@ -63,12 +62,18 @@ class Storyteller:
     ) -> Iterator[tuple[int, str]]:
         arrival_ns = record.arrival_ns
         came_len = self._run.timeline.cases[record.id].came_len
+        attempts = attempts_of(life, record.first_token_ns or record.finish_ns or 0)
+        who = "the scheduler first"
+        if attempts:
+            who = self._run.engine_name(attempts[-1].prefill)
         yield (
             arrival_ns,
             f"arrived {_seconds(arrival_ns)} into the run; {came_len:,} tokens of its prompt "
-            "were cached and usable when the scheduler first considered it",
+            f"were cached and usable when {who} considered it",
         )
         yield from self._prefetch(life)
+        for each in attempts:
+            yield from self._handover(each)
         for segment in _joined(segments):
             if segment.part == "queue":
                 yield segment.start_ns, self._queue(record, segment)
@@ -76,7 +81,7 @@ class Storyteller:
                 yield segment.start_ns, self._storage_wait(record, life, segment)
         if life.admitted_ns is not None:
             yield life.admitted_ns, f"admitted, {_found(record)}"
-            yield from self._prefill(record, life)
+            yield from self._prefill(record, life, attempts)
         if record.first_token_ns is not None:
             yield record.first_token_ns, "first token"
         if record.retractions:
@@ -88,6 +93,30 @@ class Storyteller:
             ending = f"finished its answer of {record.output_len:,} tokens"
             yield record.finish_ns, ending if record.status is Status.finished else record.reason
 
+    def _handover(self, handover: Handover) -> Iterator[tuple[int, str]]:
+        begun_ns, computed_ns = handover.begun_ns or 0, handover.computed_ns
+        decode, prefill = map(self._run.engine_name, (handover.decode, handover.prefill))
+        yield (
+            begun_ns,
+            f"{decode} admitted it, promised {handover.promised_len:,} tokens, and asked {prefill} "
+            "for the others",
+        )
+        for at_ns, told in self._prefetch(handover.prompt):
+            yield at_ns, f"{prefill}: {told}"
+        if computed_ns is not None:
+            told = f"{prefill} has computed its prompt"
+            yield computed_ns, told + " and sends the last KV" * (not handover.is_dead)
+        ended_ns = handover.ended_ns
+        if handover.is_dead and ended_ns is not None:
+            why = "KV or an engine was lost" if handover.is_lost else "it was given up"
+            yield ended_ns, f"{decode} ended this attempt: {why}"
+        elif handover.arrived_ns is not None and computed_ns is not None:
+            took = _seconds(handover.arrived_ns - computed_ns)
+            yield handover.arrived_ns, f"its KV has arrived, {took} after the last was computed"
+            if ended_ns is not None and ended_ns > handover.arrived_ns:
+                waited = _seconds(ended_ns - handover.arrived_ns)
+                yield ended_ns, f"{decode} can decode it, after {waited} for what it promised"
+
     def _queue(self, record: RequestRecord, segment: Segment) -> str:
         took, what = _seconds(segment.length_ns), QUEUE_CAUSES[segment.cause]
         told = f"waited {took} for {what}"
@@ -95,7 +124,7 @@ class Storyteller:
             told = f"waited {took} behind request {segment.first}, which waited for {what}"
         prompts: Counter[int] = Counter()
         running: set[int] = set()
-        for step in self._steps[record.engine].during(segment.start_ns, segment.end_ns):
+        for step in self._steps[segment.engine].during(segment.start_ns, segment.end_ns):
             inside_ns = min(step.end_ns, segment.end_ns) - max(step.start_ns, segment.start_ns)
             num_tokens = sum(end - first for _, first, end in step.extends)
             for request_id, first, end in step.extends:
@@ -166,9 +195,14 @@ class Storyteller:
             return f"stopped by {self._run.config.prefetch.stop}; {published:,} of them kept"
         return f"{published:,} of them not yet on the host"
 
-    def _prefill(self, record: RequestRecord, life: RequestState) -> Iterator[tuple[int, str]]:
+    def _prefill(
+        self, record: RequestRecord, life: RequestState, attempts: Sequence[Handover]
+    ) -> Iterator[tuple[int, str]]:
         until_ns = record.first_token_ns or record.finish_ns or 0
-        steps = self._steps[record.engine].extending(record.id, until_ns)
+        engines = dict.fromkeys([each.prefill for each in attempts] or [record.engine])
+        steps = [
+            step for each in engines for step in self._steps[each].extending(record.id, until_ns)
+        ]
         if not steps or life.admitted_ns is None:
             return
         parts = record.prefill_for_ns
@@ -219,6 +253,8 @@ def _size(record: RequestRecord) -> str:
         (record.computed_len, "computed"),
     )
     parts = [f"{length:,} {where}" for length, where in tiers if length]
+    if record.reused_len:
+        parts.append(f"{record.reused_len:,} of them also held by the decode engine")
     if record.draft_cold_len:
         parts.append(f"{record.draft_cold_len:,} of the hits without KV of the draft")
     return f"prompt of {record.prompt_len:,} tokens: {', '.join(parts) or 'never admitted'}"
@@ -237,6 +273,8 @@ def _headline(record: RequestRecord) -> str:
     causes["waiting for its prefetch"] = record.storage_wait_ns
     causes["waiting for load-backs"] = record.load_back_ns
     parts = record.prefill_for_ns
+    causes["waiting for KV from another engine"] = record.transfer_ns
+    causes["waiting for the promised tokens"] = record.restore_ns
     causes["computing its own tokens"] = parts.get("own", 0)
     causes["computing tokens of other requests in the same steps"] = parts.get("shared", 0)
     causes["waiting between its steps"] = parts.get("fence", 0) + parts.get("stalled", 0)
@@ -251,7 +289,9 @@ def _found(record: RequestRecord) -> str:
 
 def _joined(segments: list[Segment]) -> Iterator[Segment]:
     # merge neighbors with the same part and cause; segments leave no gaps
-    for _, neighbors in groupby(segments, key=lambda each: (each.part, each.cause, each.first)):
+    for _, neighbors in groupby(
+        segments, key=lambda each: (each.part, each.cause, each.engine, each.first)
+    ):
         joined = list(neighbors)
         yield joined[0]._replace(end_ns=joined[-1].end_ns)
 

@@ -30,11 +30,11 @@ def write_trace(path: Path, run: Rerun) -> int:
 def events_of(run: Rerun) -> Iterator[Event]:
     yield _named("process", "requests", REQUESTS)
     for engine in run.timeline.turns:
-        yield _named("process", f"engine {engine}", REQUESTS + 1 + engine)
+        yield _named("process", run.engine_name(engine), REQUESTS + 1 + engine)
     steps = {engine: Steps(run.timeline, engine) for engine in run.timeline.turns}
     for record in run.records.values():
         if record.id in run.timeline.lives:
-            yield from _request(run, record, steps[record.engine])
+            yield from _request(run, record, steps)
     for engine, each in steps.items():
         for number in {0, *(step.number for step in each.all)}:  # batches in flight overlap
             track = REQUESTS + 1 + engine, FORWARD + number
@@ -46,13 +46,13 @@ def events_of(run: Rerun) -> Iterator[Event]:
             yield from _transfer(transfer, transfer.end_ns, number)
 
 
-def _request(run: Rerun, record: RequestRecord, steps: Steps) -> Iterator[Event]:
-    life, track = run.timeline.lives[record.id], (REQUESTS, record.id + 1)
+def _request(run: Rerun, record: RequestRecord, steps: Mapping[int, Steps]) -> Iterator[Event]:
+    track = REQUESTS, record.id + 1
     assert record.finish_ns is not None
     yield _named("thread", f"request {record.id}", *track)
     name, about = f"request {record.id}", asdict(record)
     yield _span(name, "request", record.arrival_ns, record.finish_ns, track, **about)
-    for segment in segments_of(record, life, run.timeline.turns[record.engine], steps):
+    for segment in segments_of(record, run.timeline, steps):
         name = "held" if segment.cause == "held" else segment.part.replace("_", " ")
         if segment.part == "queue":
             name = f"queue: {segment.cause}"
@@ -90,10 +90,13 @@ def _goes_on(before: Step, step: Step) -> bool:
 
 
 def _transfer(transfer: Transfer, end_ns: int, number: int) -> Iterator[Event]:
-    common = _event(transfer.kind, "b", (REQUESTS + 1 + transfer.engine, FORWARD), transfer.about)
-    common |= {"cat": transfer.kind, "id": number}
-    yield {**common, "ts": transfer.start_ns / 1000}
-    yield {**common, "ph": "e", "ts": end_ns / 1000}
+    # a handover is on the tracks of both engines
+    for engine in {transfer.engine, transfer.about.get("to", transfer.engine)}:
+        process = REQUESTS + 1 + (engine or 0)
+        common = _event(transfer.kind, "b", (process, FORWARD), transfer.about)
+        common |= {"cat": transfer.kind, "id": number}
+        yield {**common, "ts": transfer.start_ns / 1000}
+        yield {**common, "ph": "e", "ts": end_ns / 1000}
 
 
 def _span(

@@ -277,7 +277,8 @@ class SimulatedIo:
         self.counters["transfer/link_bytes"] += parcel.num_bytes
         handover = parcel.handover
         if parcel.num_bytes and self._faults.lost_rate:
-            name = f"{handover.req.request.id}/{handover.req.attempts}/{number}"
+            req = handover.req
+            name = f"{req.request.id}/{len(req.handovers)}/{number}"
             if Random(f"{self._seed}/{name}").random() < self._faults.lost_rate:
                 handover.is_dead = handover.is_lost = True
         self._done += (

@@ -6,8 +6,8 @@ python record.py DIR --events tcp://127.0.0.1:5557     (this file alone, beside 
 
 The file needs Python and pyzmq and msgspec, which both engines bring. It writes to DIR:
 
-- events-N.jsonl: the KV events (`--kv-events-config`), read by `workload.path=` as they are;
-- requests-N.jsonl: SGLang's request log (`--log-requests-format json`), one request per row;
+- events/N.jsonl: the KV events (`--kv-events-config`), read by `workload.path=DIR/events`;
+- requests/N.jsonl: SGLang's request log (`--log-requests-format json`), one request per row;
 - counters.jsonl: sums of the server's Prometheus counters;
 - recording.json: what was seen, and what was not.
 
@@ -63,13 +63,13 @@ class Files:
     """
 
     def __init__(self, folder: Path, stem: str, most_bytes: int, counts: dict[str, int]) -> None:
-        self._folder, self._stem, self._most, self._counts = folder, stem, most_bytes, counts
+        self._folder, self._stem, self._most, self._counts = folder / stem, stem, most_bytes, counts
+        self._folder.mkdir(parents=True, exist_ok=True)
         self.number = max((number for number, _ in self._found()), default=0)
         self._file: BinaryIO | None = None
 
     def _found(self) -> list[tuple[int, Path]]:
-        paths = self._folder.glob(f"{self._stem}-*.jsonl")
-        return sorted((int(path.stem.rpartition("-")[2]), path) for path in paths)
+        return sorted((int(path.stem), path) for path in self._folder.glob("*.jsonl"))
 
     @property
     def place(self) -> list[int]:
@@ -93,7 +93,7 @@ class Files:
             if self._file is None or self._file.tell() + len(line) > self._most:
                 self.close()
                 self.number += 1
-                path = self._folder / f"{self._stem}-{self.number:06}.jsonl"
+                path = self._folder / f"{self.number:06}.jsonl"
                 self._file = path.open("xb", buffering=0)
             end = self._file.tell()
             if self._file.write(line) < len(line):

@@ -30,14 +30,14 @@ def test_a_recording_of_an_engine_has_what_was_sent_and_counts_faults(tmp_path, 
     said = recorded(tmp_path, *options, engine=engine, **environment(engine))
     assert said["counts"]["replayed_batches"] >= 4
     assert said["counts"]["server_restarts"] == said["counts"]["clock_jumps"] == 1
-    assert_equal_to_sent(tmp_path)
+    assert_equal_to_sent(tmp_path / "events")
 
 
 @pytest.mark.parametrize("engine", RELEASES)
 def test_a_recorder_that_was_killed_beside_an_engine_misses_nothing(tmp_path, engine):
     said = recorded(tmp_path, "--drop", "20", engine=engine, kill=True, **environment(engine))
     assert said["lost"] == ["the recorder was started 2 times"]
-    assert_equal_to_sent(tmp_path)
+    assert_equal_to_sent(tmp_path / "events")
 
 
 @pytest.mark.parametrize("engine", RELEASES)
@@ -60,4 +60,4 @@ def test_the_log_of_sglangs_own_logger_gives_the_requests(tmp_path, level):
     recording = read(log, out)
     assert recording.faults == ({"requests_without_tokens": 40} if level == 1 else {})
     if level > 1:
-        assert_equal_to_sent(out / "requests-000001.jsonl")
+        assert_equal_to_sent(out / "requests")

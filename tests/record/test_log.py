@@ -46,7 +46,7 @@ def test_a_log_that_is_rotated_while_no_recorder_runs_gives_each_request_once(lo
     recording = read(log, tmp_path / "out")
     assert recording.faults == {}
     assert recording.counts["requests_lines"] == 6
-    assert_equal_to_sent(tmp_path / "out", requests()[:6])
+    assert_equal_to_sent(tmp_path / "out/requests", requests()[:6])
     text = "".join(lines_of(tmp_path / "out", "requests"))
     assert "secret" not in text
     assert "r5" not in text
@@ -55,7 +55,7 @@ def test_a_log_that_is_rotated_while_no_recorder_runs_gives_each_request_once(lo
 def test_a_log_read_at_once_gives_what_was_sent(log, tmp_path):
     log.write_bytes(b"".join(LINES))
     read(log, tmp_path / "out")
-    assert_equal_to_sent(tmp_path / "out/requests-000001.jsonl", requests()[:6])
+    assert_equal_to_sent(tmp_path / "out/requests/000001.jsonl", requests()[:6])
 
 
 def test_requests_of_two_tenants_share_no_prefix(log, tmp_path):

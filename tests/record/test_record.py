@@ -33,7 +33,7 @@ def recorder(folder, *options):
 
 
 def lines_of(folder, stem="events"):
-    files = sorted(folder.glob(f"{stem}-*.jsonl"))
+    files = sorted((folder / stem).glob("*.jsonl"))
     return [line for each in files for line in each.read_text().splitlines()]
 
 
@@ -95,8 +95,8 @@ def assert_equal_to_sent(path, sent=None):
 def test_a_recording_has_the_requests_tokens_and_prefixes_that_were_sent(tmp_path):
     said = recorded(tmp_path)
     assert said["lost"] == []
-    assert_equal_to_sent(tmp_path)
-    text = "".join(each.read_text() for each in tmp_path.glob("*.jsonl"))
+    assert_equal_to_sent(tmp_path / "events")
+    text = "".join(each.read_text() for each in tmp_path.rglob("*.jsonl"))
     assert "token_ids" not in text
 
 
@@ -106,7 +106,7 @@ def test_lost_messages_a_restart_and_a_jump_of_the_clock_are_mended_and_counted(
     assert counts["replayed_batches"] >= 1
     assert (counts["lost_batches"], counts["server_restarts"], counts["clock_jumps"]) == (0, 1, 1)
     assert len(said["lost"]) == 2
-    assert_equal_to_sent(tmp_path)
+    assert_equal_to_sent(tmp_path / "events")
 
 
 def test_messages_that_the_server_no_longer_has_are_counted_as_lost(tmp_path):
@@ -119,7 +119,7 @@ def test_a_recorder_killed_and_started_again_repeats_nothing_and_misses_nothing(
     said = recorded(tmp_path, "--drop", "20", kill=True)
     assert said["counts"]["batches"] == said["counts"]["events_lines"] == len(lines_of(tmp_path))
     assert said["lost"] == ["the recorder was started 2 times"]
-    assert_equal_to_sent(tmp_path)
+    assert_equal_to_sent(tmp_path / "events")
 
 
 def test_a_recorder_on_a_full_disk_lives_and_counts_what_it_did_not_write(tmp_path):
@@ -175,7 +175,7 @@ def test_lines_that_a_full_disk_refuses_are_counted_and_leave_no_half_line(tmp_p
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
-    lines = (tmp_path / "events-000001.jsonl").read_text().splitlines()
+    lines = (tmp_path / "events/000001.jsonl").read_text().splitlines()
     recording.events.close()
     assert all(json.loads(line)[1] == [] for line in lines)
     assert 0 < len(lines) == 20 - recording.counts["unwritten_lines"]
@@ -187,7 +187,7 @@ def test_a_recorder_that_is_started_again_continues_its_hashes_and_files(tmp_pat
     first.save()
     first.events.write([1, [], 4, "a", 3601])
     first.events.close()
-    with (tmp_path / "events-000001.jsonl").open("a") as file:
+    with (tmp_path / "events/000001.jsonl").open("a") as file:
         file.write("[2, [")  # the machine stopped here
     second = Recording(tmp_path)
     second.events.write([2, [], 5, "a", 3602])

@@ -16,6 +16,11 @@ RELEASES = {"vllm": "0.33.0", "sglang": "0.5.23"}
 pytestmark = pytest.mark.soak
 
 
+@pytest.fixture(autouse=True)
+def the_users_cache(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(CACHE.parents[1]))  # environments take minutes
+
+
 def environment(engine):
     if not (CACHE / engine / RELEASES[engine]).is_dir():
         pytest.skip(f"{engine} {RELEASES[engine]} was not compared here before")

@@ -1121,11 +1121,10 @@ class ExperimentConfig:
         refused = {
             "speculation.drafts": self.speculation.drafts > 0,
             "separate engines for prefill and decode": parallel.prefill > 0,
-            f"parallel.ranks={parallel.ranks}": parallel.ranks > 1,
-            f"executor.kind={self.executor.kind}": self.executor.kind != "simulated",
+            "executor.kind=torch and model.parts": self.executor.kind != "simulated"
+            and bool(self.model.parts),
             f"executor.capture={self.executor.capture}": self.executor.capture == "cut",
-            f"scheduler.batching={batching.value}": batching
-            not in (Batching.prefill_first, Batching.mixed),
+            f"scheduler.batching={batching.value}": batching is Batching.running_first,
             "compat.rules.trims_leaves=true": rules.trims_leaves,
             f"cache.pools={cache.pools}": cache.pools != "split",
             "cache.window=replay": cache.window is WindowHit.replay,

@@ -12,7 +12,7 @@ from hicache.engine.build import build_engine, world_of
 from hicache.engine.deployment import Deployment, Place, deploy, places_of
 from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Io, Runtime
-from hicache.engine.ranks.lockstep import RankedEngine
+from hicache.engine.ranks.lockstep import RankedEngine, joined
 from hicache.engine.roles import Pairs
 from hicache.engine.simulated_runtime import make_runtime
 from hicache.engine.warm import warm_storages
@@ -201,9 +201,7 @@ def _engines(
         if timeline is not None:
             first.executor = timeline.watch(first, number, first.executor)
         if others:
-            first = RankedEngine(
-                [first, *others], config.parallel.hit_agreement, config.storage.batch_pages
-            )
+            first = joined(ranks, config.parallel.hit_agreement, config.storage.batch_pages)
         engines.append(first)
 
     def show(engine: Engine, role: str) -> Replica:

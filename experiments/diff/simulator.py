@@ -488,7 +488,10 @@ def config_for(pools: Pools, options: Mapping[str, str]) -> ExperimentConfig:
         if options.get("windows") == "every":
             values |= {"cache.checkpoints": "every", "cache.checkpoint_tokens": page}
     elif pools.num_states and compat != SGLANG:
-        values |= {"cache.pools": "shared_both", **equal_states(page)}
+        values |= {
+            "cache.pools": "shared_both",
+            **equal_states(page, int(bool(options.get("speculation")))),
+        }
     if pools.window_len:
         swa_host_tokens = int(pools.swa_tokens * pools.host_ratio) // page * page
         values |= {
@@ -517,10 +520,13 @@ def request_of(number: int, prompt: Tokens, answer: Tokens) -> Request:
     )
 
 
-def equal_states(page_size: int) -> dict[str, object]:
-    """Return shapes of layers for which a state has as many bytes as a page of full attention."""
+def equal_states(page_size: int, num_draft_layers: int) -> dict[str, object]:
+    """Return shapes of layers for which a state has as many bytes as a page of full attention.
+
+    The draft's layers are part of the page.
+    """
     shape = {"num_layers": 64, "num_full_layers": 32, "num_mamba_layers": 32, "conv_taps": 1}
-    heads = {"heads": page_size, "head_dim": 16, "state_dim": 32}
+    heads = {"heads": page_size, "head_dim": 16, "state_dim": 32 + num_draft_layers}
     shape |= {f"recurrent_{name}": size for name, size in heads.items()}
     values = {"parallel.tp": 2, "model.pattern": "D F"}
     return values | {f"model.{name}": size for name, size in shape.items()}

@@ -226,18 +226,29 @@ def batch_trace(*, prompts: int, tokens: int, kept: int, begins_s: float, hit_pe
 def compare(
     cases: Mapping[str, Mapping[str, Any]], run: Runs, *, told: Sequence[str] = (), seed: int = 0
 ) -> dict[str, list[Series]]:
-    """Run all cases, with further settings `told`, and return one series for each arm."""
+    """Run all cases, with further settings `told`, and return one series for each arm.
+
+    A case with `draws` is run with so many seeds from `seed` on, and its values are their means.
+    """
     arms = {name: list(arms_of(case)) for name, case in cases.items()}
-    more = (*told, f"seed={seed}") if seed else (*told,)
-    wanted = list(
-        dict.fromkeys(each for some in arms.values() for arm in some for each in arm.runs)
-    )
-    found = run([(*each, *more) for each in wanted])
-    frames = dict(zip(wanted, found, strict=True))
-    return {
-        name: [series_of(name, arm, [frames[run] for run in arm.runs], seed) for arm in some]
+    seeds = {name: range(seed, seed + case.get("draws", 1)) for name, case in cases.items()}
+    wanted = {
+        (words, own): (*words, *told, *([f"seed={own}"] if own else []))
         for name, some in arms.items()
+        for arm in some
+        for words in arm.runs
+        for own in seeds[name]
     }
+    frames = dict(zip(wanted, run(list(wanted.values())), strict=True))
+
+    def mean(name: str, arm: Arm) -> Series:
+        drawn = [
+            series_of(name, arm, [frames[words, own] for words in arm.runs], seed)
+            for own in seeds[name]
+        ]
+        return replace(drawn[0], ours=np.mean([each.ours for each in drawn], axis=0).tolist())
+
+    return {name: [mean(name, arm) for arm in some] for name, some in arms.items()}
 
 
 def frame_of(result: Result) -> pd.DataFrame:

@@ -201,7 +201,7 @@ class PrefixCache:
         read = storage_start, storage_end
         node, load_back, held = self._load(sequence, match, read)
         if self.windows is not None:
-            self.windows.begin(sequence, node)
+            self.windows.begin(sequence, node, match)
         sequence.lock = self.tree.lock(node)
         if not self._take_slots(sequence, node, load_back, late_slots=late_slots):
             # the load-back continues: its pages are in the tree and will be a device hit next time
@@ -209,7 +209,7 @@ class PrefixCache:
             return None
         sequence.begin(node, self.tree.kinds)
         if self.windows is not None and load_back is not None:
-            self.windows.take(sequence, load_back.own)
+            self.windows.take(sequence, load_back)
         if not self._take_replayed(sequence):
             self.abandon(sequence)
             return None

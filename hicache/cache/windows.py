@@ -4,15 +4,14 @@
 still reads.
 """
 
-from collections.abc import Iterable
+import sys
 
 from hicache.cache.kinds import FULL
-from hicache.cache.pages import PageIds, Pools
+from hicache.cache.pages import Pools
+from hicache.cache.tiers.transfer import LoadBack
 from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
-
-OwnData = tuple[int, int, PageIds]  # (kind, first page, ids), which no other request can hit
 
 
 class PageWindows:
@@ -32,10 +31,8 @@ class PageWindows:
         own: set[tuple[int, Node]] = set()
         if not self._rules.keeps_for_repeats:
             return own
-        kinds, node, size = self._tree.kinds, match.best_node, self._page_size
-        assert sequence.request is not None
-        prompt_end = self._tree.repeat_end(sequence.request.prompt_len)
-        ends = [prompt_end, match.branch_end // size]
+        kinds, node = self._tree.kinds, match.best_node
+        ends = self._ends(sequence, match)
         if node.end not in ends:
             own.update((kind, node) for kind in kinds.points)
         for kind, window in kinds.windows:
@@ -48,19 +45,32 @@ class PageWindows:
                     own.add((kind, above))
         return own
 
-    def begin(self, sequence: Sequence, node: Node) -> None:
-        """Note that the request reads the windows that end at `node`, where it will be locked."""
+    def begin(self, sequence: Sequence, node: Node, match: MatchResult) -> None:
+        """Note that the request reads the windows that end at `node`, where it will be locked.
+
+        Their host copies count as used where a prompt is expected to resume.
+        """
         sequence.reads_from = [0] * self._tree.kinds.size
         for kind, window in self._tree.kinds.windows:
             first = sequence.reads_from[kind] = max(window.first(node.end), 0)
-            sequence.used.append((kind, first, node.end))
-            self._tree.ancestor(node, sequence.tokens, first)  # splits there
+            for end in self._ends(sequence, match):  # `offloading/scheduler.py`, line 1855
+                used = kind, max(window.first(end), first), min(end, node.end)
+                if used[1] < used[2]:
+                    sequence.used.append(used)
+                    self._tree.ancestor(node, sequence.tokens, used[1])  # splits there
+                    self._tree.ancestor(node, sequence.tokens, used[2])
+            self._tree.ancestor(node, sequence.tokens, first)
 
-    def take(self, sequence: Sequence, loaded: Iterable[OwnData]) -> None:
+    def take(self, sequence: Sequence, load_back: LoadBack) -> None:
         """Give the request, after a load-back, the window pages that were loaded for it alone."""
         end = sequence.num_pages
         sequence.used += [(kind, end - 1, end) for kind in self._tree.kinds.points]
-        for kind, first, page_ids in loaded:
+        sequence.used += [
+            (kind, load_back.starts[kind], end)
+            for kind in self._tree.kinds.window_lens
+            if kind in load_back.starts
+        ]
+        for kind, first, page_ids in load_back.own:
             if kind in self._tree.kinds.window_lens:
                 sequence.pages[kind][first : first + len(page_ids)] = page_ids
                 sequence.leaving.append((kind, first, page_ids))
@@ -82,6 +92,7 @@ class PageWindows:
         Those that the tree holds may be evicted from now on, and count as just used.
         """
         self._free_leaving(sequence, length)
+        self._leave_past(sequence, length)
         lock, kinds, moved = sequence.lock, self._tree.kinds, False
         assert lock is not None
         for kind, _ in kinds.windows:
@@ -102,8 +113,9 @@ class PageWindows:
         old = sequence.lock
         assert old is not None
         sequence.lock = self._tree.lock(node, sequence.reads_from, sequence.tree_windows)
-        if node is not old.node:
-            self._tree.residency.leave_state(old.node)
+        states = [old.node.held[DEVICE][kind] for kind in self._tree.kinds.points]
+        if node is not old.node and any(states):
+            sequence.past.append(self._tree.lock(old.node, windows_end=0))
         self._tree.release(old)
 
     def end(self, sequence: Sequence) -> None:
@@ -111,6 +123,7 @@ class PageWindows:
         self._free_leaving(sequence)
         if sequence.lock is not None:
             self._tree.touch(sequence.lock.node)  # vLLM frees full pages first
+            self._leave_past(sequence)
             for kind, _ in self._tree.kinds.windows if sequence.num_pages else ():
                 self._use(sequence, kind, sequence.num_pages)
 
@@ -130,6 +143,16 @@ class PageWindows:
 
     # -- inside --------------------------------------------------------------------------------
 
+    def _ends(self, sequence: Sequence, match: MatchResult) -> list[int]:
+        # where a prompt is expected to resume: an equal one, and one that leaves it where this one
+        # leaves what the device holds
+        if not self._rules.keeps_for_repeats:
+            return [match.best_node.end]
+        assert sequence.request is not None
+        is_branch = match.branch_end > match.device_prefix_len
+        ends = [match.branch_end // self._page_size] if is_branch else []
+        return [self._tree.repeat_end(sequence.request.prompt_len), *ends]
+
     def _read_from(self, kind: int, length: int) -> int:
         return (length - self._tree.kinds.window_lens[kind] + 1) // self._page_size
 
@@ -144,6 +167,14 @@ class PageWindows:
             if page_ids[count:]:
                 rest.append((kind, first + count, page_ids[count:]))
         sequence.leaving = rest
+
+    def _leave_past(self, sequence: Sequence, length: int = sys.maxsize) -> None:
+        # a state is copied in the step after the one that computed it, and freed in the step after
+        # that (`single_type_kv_cache_manager.py`, line 1641)
+        while sequence.past and sequence.past[0].node.end * self._page_size < length:
+            lock = sequence.past.pop(0)
+            self._tree.residency.leave_state(lock.node)
+            self._tree.release(lock)
 
     def _use(self, sequence: Sequence, kind: int, end: int) -> None:
         # pages of the tree that the sequence has read until now, up to page `end`

@@ -78,7 +78,7 @@ def build_engine(
         prefetcher = Prefetcher(cache, config.prefetch, policy.reads, tokens, world.rates)
     is_real = config.executor.kind != "simulated"
     kind = ROLES.get(place.role) or scheduler_of(config.scheduler.batching)
-    pp = config.parallel.pp
+    num_batches = 1 if is_real else config.parallel.pp  # real stages compute in turn
     scheduler = kind(
         cache,
         prefetcher,
@@ -86,8 +86,9 @@ def build_engine(
         policy.requests,
         max_len=config.model.max_len,
         # with trimmed leaves, several steps at once would cut leaves at other pages
-        may_jump=config.engine.jump and not (is_real or config.compat.rules.trims_leaves or pp > 1),
-        num_batches=pp,
+        may_jump=config.engine.jump
+        and not (is_real or config.compat.rules.trims_leaves or num_batches > 1),
+        num_batches=num_batches,
         takes_decode_pages_first=is_real,
         listener=listener,
         drafts=Drafts(config.speculation, config.seed) if config.speculation.drafts else None,

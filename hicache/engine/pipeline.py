@@ -1,5 +1,6 @@
 """An engine with pipeline stages: one batch in each, and a prompt's chunks behind each other."""
 
+from hicache.clock import NEVER
 from hicache.engine.loop import Engine, Flight
 from hicache.executor.simulated.pipeline import PipelineExecutor
 from hicache.scheduler.batch import Batch, Outcome
@@ -13,8 +14,14 @@ class PipelineEngine(Engine):
     """
 
     stages: PipelineExecutor  # a timeline may stand before it in `executor`
+    _free_ns = 0  # when stage 0 has computed the last batch of this engine, or of this rank
     _next_number = 0
     _busy_until_ns = 0
+
+    def may_act(self, now_ns: int) -> bool:
+        is_free = len(self._flights) < self._num_batches and self._free_ns <= now_ns
+        passes = (each.passes_ns for each in self._flights if self._has_chunks(each))
+        return is_free or super().may_act(now_ns) or min(passes, default=NEVER) <= now_ns
 
     def wake(self, now_ns: int) -> Outcome:
         for flight in self._flights:
@@ -24,9 +31,8 @@ class PipelineEngine(Engine):
 
     def next_wake_ns(self, now_ns: int) -> int:
         wake_ns = super().next_wake_ns(now_ns)
-        free_ns = self.stages.free_ns
-        if len(self._flights) < self._num_batches and free_ns > now_ns:
-            wake_ns = min(wake_ns, free_ns)
+        if len(self._flights) < self._num_batches and self._free_ns > now_ns:
+            wake_ns = min(wake_ns, self._free_ns)
         return min([wake_ns, *[each.passes_ns for each in self._flights if self._has_chunks(each)]])
 
     def _has_chunks(self, flight: Flight) -> bool:
@@ -34,7 +40,7 @@ class PipelineEngine(Engine):
         return flight.run is not None and any(not each.is_last for each in flight.batch.extends)
 
     def _plan(self, now_ns: int) -> None:
-        if now_ns < self.stages.free_ns or self.is_held:
+        if now_ns < self._free_ns or self.is_held:
             return
         taken = {flight.batch.number for flight in self._flights}
         for turn in range(self._num_batches):
@@ -50,7 +56,7 @@ class PipelineEngine(Engine):
 
     def _launch(self, flight: Flight, now_ns: int) -> None:
         super()._launch(flight, now_ns)
-        flight.passes_ns = self.stages.free_ns
+        flight.passes_ns = self._free_ns = self.stages.free_ns
 
     def _pass_on(self, flight: Flight) -> None:
         batch = flight.batch

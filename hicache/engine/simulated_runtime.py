@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 from hicache.cache.kinds import FULL, KEY_TAGS
 from hicache.cache.prefix_cache import PrefixCache
@@ -47,14 +48,19 @@ class SimulatedRuntime:
                 size = sum(each.page_bytes for each in stored if each.name == DRAFT_NAME)
                 sizes[KEY_TAGS[DRAFT]] = -(-size // num_ranks)
                 sizes[KEY_TAGS[FULL]] -= sizes[KEY_TAGS[DRAFT]]
-            shards = shard_sizes(deployment) or [sizes] * num_ranks
-            self.storages = open_rank_storages(config, shards, self.clock)
+            shards = [[sizes]] * num_ranks
+            if deployment.stages:
+                shards = shard_sizes(deployment, num_ranks)
+            self.storages = open_rank_storages(config, list(chain(*shards)), self.clock)
             self.stores = [StandIns(each.storage) for each in self.storages]
         self.stores = [self.beside(each) for each in self.stores]
         self.has_storage = bool(self.stores)
         stalls: list[Stall] = [each.stall for each in self.storages]
         if deployment.stages and stalls:
-            self.stores, stalls = [Shards(self.stores)], [LongestStall(stalls)]
+            each = len(stalls) // num_ranks
+            parts_of = [slice(first, first + each) for first in range(0, len(stalls), each)]
+            self.stores = [Shards(self.stores[part]) for part in parts_of]
+            stalls = [LongestStall(stalls[part]) for part in parts_of]
         parts = {
             each: {link: rate / num_ranks for link, rate in own.items()}
             for each, own in rates.items()
@@ -115,7 +121,8 @@ def make_runtime(
         if config.speculation.drafts:
             model = with_draft_layers(config.model, config.speculation.layers)
             config = replace(config, model=model)
-        return TorchRuntime(config, *counts, tp=deployment.tp)
+        layers = [len(each.cost.model.layer_words) for each in deployment.stages]
+        return TorchRuntime(config, *counts, tp=deployment.tp, stage_layers=layers)
     return SimulatedRuntime(config, deployment, places)
 
 

@@ -4,17 +4,22 @@ from hicache.cache.kinds import FULL, KEY_TAGS
 from hicache.engine.deployment import Deployment, Place
 
 
-def shard_sizes(deployment: Deployment) -> list[dict[int, int]]:
-    """Return the bytes of a page, by kind, in the storage of each device of each stage."""
-    return [
+def shard_sizes(deployment: Deployment, num_ranks: int) -> list[list[dict[int, int]]]:
+    """Return the bytes of a page, by kind, in each store that a rank has: one for each stage.
+
+    One rank, which stands for all devices of a stage, has a store for each of them.
+    """
+    devices = 1 if num_ranks > 1 else deployment.tp
+    sizes = [
         {
-            tag: -(-size // deployment.tp)
+            tag: -(-size // (devices * num_ranks))
             for tag, size in zip(KEY_TAGS, stage.storage_kinds.page_bytes, strict=False)
             if size
         }
         for stage in deployment.stages
-        for _ in range(deployment.tp)
+        for _ in range(devices)
     ]
+    return [sizes] * num_ranks
 
 
 def joined_rates(rates: dict[str, float], place: Place) -> dict[str, float]:

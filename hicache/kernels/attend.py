@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import pad
 
 SPLIT = 256  # tokens of a split, at least
 MAX_SPLITS = 32  # of a row
@@ -27,6 +28,7 @@ NUM_STAGES = 5
 MAX_LANES = 64  # query rows times query heads of a program
 MAX_FP32_LANES = 16  # more spill registers, because fp32 is multiplied without tensor cores
 MAX_DIM = 256
+ALIGNED = 16  # the reference multiplies so many tokens, or a multiple
 DTYPES = torch.float32, torch.float16, torch.bfloat16
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)  # initial running maximum; finite, because inf - inf is NaN
@@ -298,6 +300,8 @@ def naive_attend(
         both = pool.index_select(1, pages).flatten(1, 2)  # [2, token, H, D]
         # rows not written yet may hold NaN, and 0 · NaN is NaN: zero them
         both[:, start + held - first * size :] = 0
+        # some CPU libraries add in an order that depends on where a matrix begins in memory
+        both = pad(both, (0, 0, 0, 0, 0, -both.shape[1] % ALIGNED))
         copies = query_heads // both.shape[2]
         keys, values = both.repeat_interleave(copies, dim=2).transpose(1, 2)
         scores = torch.bmm(query.transpose(0, 1), keys.transpose(1, 2).contiguous()) * dim**-0.5
@@ -310,6 +314,6 @@ def naive_attend(
         if sinks is not None:
             share = sinks.to(scores.dtype)[:, None, None].expand(-1, num_rows, 1)
             scores = torch.cat([scores, share], dim=-1)
-        shares = scores.softmax(-1)[..., : len(token)]
+        shares = scores.softmax(-1)[..., : len(token)].contiguous()
         results.append(torch.bmm(shares, values.contiguous()).transpose(0, 1))
     return torch.stack(results)

@@ -61,7 +61,7 @@ def run_measures(
         times = request_times(part)
         found |= {key: times[key] for key in STAGE_TIMES}
         measures |= {f"stage_{stage.number:02d}/{key}": value for key, value in found.items()}
-    if deployment.stages:
+    if deployment.stages and config.executor.kind == "simulated":  # real ones compute in turn
         measures |= pipeline_measures(deployment, counters)
     if config.speculation.drafts:
         measures |= speculation_measures(counters)

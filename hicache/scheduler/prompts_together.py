@@ -1,7 +1,8 @@
 """Steps in SGLang's order: prompts if there are any that fit, decodes otherwise.
 
 The rules are those of SGLang 0.5.23: line numbers are of `managers/scheduler.py`, `SP` stands for
-`managers/schedule_policy.py` and `SB` for `managers/schedule_batch.py`.
+`managers/schedule_policy.py`, `SB` for `managers/schedule_batch.py` and `PP` for
+`managers/scheduler_pp_mixin.py`.
 """
 
 from collections.abc import Callable
@@ -28,14 +29,34 @@ WINDOW_TOKENS = 128  # that an answer passes before it frees window pages (SB 40
 class TogetherPrefill(Prefill):
     """Locks the prefixes of all prompts of a step before these take pages.
 
-    If memory lacks, the queue is shut: it is not considered until a running request leaves.
+    If memory lacks, the queue is shut: it is not considered until a running request leaves. With
+    several batches in flight, it is shut for the batch that found no memory (PP 568).
     """
 
     late_slots = True
-    is_shut = False
+    number = 0  # of the batch that is planned or committed
+    num_batches = 1
+    others_run = False  # requests of other batches hold memory
     unpublished: Extend | None = None  # the last chunk of `partial`
     _num_looks = 0  # passes over the queue
     _begun: tuple[tuple[RequestState, int], ...] = ()  # prompts of this pass, and ends of chunks
+
+    @cached_property
+    def _shut(self) -> set[int]:
+        return set()
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether the batch at hand does not consider the queue."""
+        return self.number in self._shut
+
+    @is_shut.setter
+    def is_shut(self, is_shut: bool) -> None:
+        (self._shut.add if is_shut else self._shut.discard)(self.number)
+
+    @property
+    def may_get_room(self) -> bool:
+        return self.others_run or super().may_get_room
 
     @cached_property
     def _max_running(self) -> int:
@@ -43,7 +64,8 @@ class TogetherPrefill(Prefill):
         # (`mem_cache/kv_cache_configurator.py`, line 3137)
         counts = [self.cache.pools[DEVICE][kind].capacity for kind in self.cache.tree.kinds.points]
         each = self.cache.rules.states_per_request + 2
-        return min([self.config.max_running, *[max(n // each, 1) for n in counts if n is not None]])
+        most = min([self.config.max_running, *[max(n // each, 1) for n in counts if n is not None]])
+        return max(most // self.num_batches, 1)  # line 1241
 
     def store_last(self) -> None:
         """Publish the last chunk of the partial request, when the next step is planned."""
@@ -80,7 +102,7 @@ class TogetherPrefill(Prefill):
             sequence.spare_slots = slot
 
     def take_out(self, request_id: int) -> RequestState | None:
-        self.is_shut = False
+        self._shut.clear()
         chunk = self.unpublished
         if chunk is not None and chunk.req.request.id == request_id:
             self.unpublished = None
@@ -192,7 +214,7 @@ class TogetherPrefill(Prefill):
         chunk = min(budget.chunk_tokens, int(room() - budget.reserved_tokens))
         chunk = min([chunk, *[room(kind) - self._page for kind in windows]])
         if chunk <= 0:
-            if windows and (budget.num_running or self.may_get_room):
+            if budget.chunk_tokens <= 0 or (windows and (budget.num_running or self.may_get_room)):
                 return
             chunk = budget.chunk_tokens
         self.partial = None
@@ -338,12 +360,11 @@ class PromptsTogether(Scheduler):
     """The scheduler of `scheduler.batching=prompts_together` and `prompts_mixed`.
 
     With `compat.rules.asynchronous`, the results of a step are taken in after the next one is
-    planned.
+    planned; with several batches in flight, before the next plan of the same batch (PP 214).
     """
 
     prefill: TogetherPrefill
     decode: TogetherDecode
-    _most_batches = 1
     _prefill_kind, _decode_kind = TogetherPrefill, TogetherDecode
     _late: tuple[Batch, int] | None = None  # a step whose results are not taken in, and its end
 
@@ -363,9 +384,14 @@ class PromptsTogether(Scheduler):
 
     # -- steps ---------------------------------------------------------------------------------
 
+    def _turn_to(self, number: int) -> None:
+        super()._turn_to(number)
+        self.prefill.number, self.prefill.num_batches = number, len(self.decodes)
+
     def plan_once(self, now_ns: int) -> tuple[Batch | None, bool]:
         prefill, decode, counters = self.prefill, self.decode, self.cache.counters
         batch, was_running = Batch(), bool(decode.running)
+        prefill.others_run = bool(self._computing) or len(self.running) > len(decode.running)
         num_failed = counters["scheduler/prefill_oom_count"]
         late = self._late  # until its results are taken in, for what a retraction owns of it
         prefill.store_last()
@@ -377,8 +403,9 @@ class PromptsTogether(Scheduler):
         if late is not None:
             self._take_in(late[0], late[1])
         if batch.extends or batch.decodes:
+            self._computing += [each.req for each in batch.extends if each.is_last]
             return batch, False
-        if late is None and self.is_idle:
+        if late is None and self.is_idle and not self._computing:
             prefill.admission.new_token_ratio.reset()  # line 5318
         # while copies free memory, a prompt that found no pages waits for them
         has_failed = counters["scheduler/prefill_oom_count"] > num_failed
@@ -433,7 +460,10 @@ class PromptsTogether(Scheduler):
         for req in sent_back:
             req.restart()
             self.prefill.queue_behind(req)
-        if hopeless is not None:
+        if hopeless is not None and self.prefill.others_run:
+            hopeless.restart()  # it fits when they have ended
+            self.prefill.queue_behind(hopeless)
+        elif hopeless is not None:
             self.ended.reject(hopeless, "needs more pages for its answer than the pools have")
         self.prefill.is_shut = False
         return left
@@ -452,16 +482,20 @@ class PromptsTogether(Scheduler):
     # -- results -------------------------------------------------------------------------------
 
     def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
+        self._turn_to(batch.number)
         prefill, decode = self.prefill, self.decode
         decode.advance(batch, num_steps)
         if batch.extends and (batch.decodes or not decode.running):
             prefill.is_shut = False  # all are in the last batch (line 4385)
         started = [extend.req for extend in batch.extends if prefill.computed(extend)]
+        self._computing = [req for req in self._computing if req not in started]
         is_joint = batch.extends and batch.decodes  # prompts come first in a mixed step (SB 3321)
         running = decode.running
         decode.running = [*started, *running] if is_joint else [*running, *started]
         num_known = num_steps
-        if self.cache.rules.asynchronous:  # the last step of a run is taken in after the next plan
+        if (
+            self.cache.rules.asynchronous and len(self.decodes) == 1
+        ):  # the last step of a run is taken in after the next plan
             num_known += (self._late is not None) - 1
             self._late = batch, now_ns
         if num_known:

@@ -147,7 +147,7 @@ class Scheduler:
 
     def plan(self, now_ns: int, number: int = 0) -> Batch | None:
         """Return the next batch with this number, or None if no request can run in it now."""
-        self.decode = self.decodes[number]
+        self._turn_to(number)
         batch, has_freed = self.plan_once(now_ns)
         if has_freed:
             return self.plan(now_ns, number)
@@ -176,8 +176,11 @@ class Scheduler:
         has_freed = was_partial and not (prefill.partials or prefill.may_get_room)
         return None, bool(ending or has_freed or (was_running and not decode.running))
 
+    def _turn_to(self, number: int) -> None:
+        self.decode = self.decodes[number]
+
     def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
-        self.decode = self.decodes[batch.number]
+        self._turn_to(batch.number)
         if batch.decodes:
             self.decode.commit(batch.decodes, num_steps)
         for extend in batch.extends:

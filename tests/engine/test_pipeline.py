@@ -89,7 +89,7 @@ def test_more_devices_than_the_machine_has_are_refused() -> None:
 @pytest.mark.parametrize(
     "setting",
     [
-        *("speculation.drafts=1", "parallel.ranks=2", "cache.pools=shared"),
+        *("speculation.drafts=1", "cache.pools=shared"),
         *("scheduler.batching=running_first", "cache.window=replay", "executor.capture=cut"),
     ],
 )
@@ -196,6 +196,35 @@ def test_a_page_is_in_storage_if_every_stage_has_its_part() -> None:
     assert store.contains(states) == [True, False, False]
     stores[0].delete(pages[:1])
     assert store.read(pages) == 0
+
+
+# as SGLang's test of stages with a host tier: pages of 64 tokens, chunks of 256, a small host
+RANKED = (
+    *("model=qwen3_next_80b", "workload=agents", "workload.limit=30", "workload.session_rate=2"),
+    *("storage=memory", "parallel.tp=2", "parallel.pp=2", "scheduler.chunk_tokens=256"),
+    *("cache.page_size=64", "cache.device_gib=4", "cache.host.sglang_ratio=1.2"),
+    *("cache.host_gib=null", "engine.check_invariants=true", "workload.token_stride=32"),
+    *("prefetch.threshold=64", "storage.delay_s=0.01"),
+)
+
+
+def test_ranks_of_stages_decide_as_one_rank() -> None:
+    hits = []
+    for num_ranks in (1, 2):
+        result = experiment.run(
+            config_of(*RANKED, f"parallel.ranks={num_ranks}", "compat.rules.collective_s=0")
+        )
+        hits.append([each.computed_len for each in result.records])
+        assert result.measures["pipeline/bubble_share"] > 0
+    assert sum(each.storage_hit_len for each in result.records)
+    assert hits[0] == hits[1]
+
+
+def test_a_rank_without_its_part_of_a_stage_shortens_the_hit_for_all() -> None:
+    words = *RANKED, "parallel.ranks=2", "storage.faults.full_rate=0.2"
+    measures = experiment.run(config_of(*words)).measures
+    assert measures["agreement/given_up_pages"] > 0
+    assert measures["agreement/illegal_lengths_count"] == 0
 
 
 # -- what an explanation shows -----------------------------------------------------------------

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from hicache.config import Batching
+from hicache.scheduler.prompts_together import TogetherPrefill
 from tests.scheduler.world import KINDS, World, bare_world, ended, plot_of, random_requests
 
 SMALL = {"device": (30, 30, 14), "chunk_tokens": 24, "num_batches": 2}
@@ -21,10 +22,13 @@ def served(kind: str, seed: int, **plot: Any) -> World:
     return world
 
 
+@pytest.mark.parametrize("batching", ["prefill_first", "prompts_together", "prompts_mixed"])
 @pytest.mark.parametrize("has_storage", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_invariants_hold_with_two_batches_in_flight(kind: str, *, has_storage: bool) -> None:
-    world = served(kind, 0, has_storage=has_storage)
+def test_invariants_hold_with_two_batches_in_flight(
+    kind: str, batching: str, *, has_storage: bool
+) -> None:
+    world = served(kind, 0, has_storage=has_storage, batching=Batching(batching))
     assert len(world.finished) > 25
     assert world.counters["cache/device_hit_tokens"]
 
@@ -63,7 +67,31 @@ def test_two_batches_decode_twice_as_many_requests_in_the_same_time() -> None:
     assert ends[1] < ends[0] * 1.1
 
 
-@pytest.mark.parametrize("batching", ["prompts_together", "running_first"])
-def test_orders_of_other_engines_take_one_batch(batching: str) -> None:
-    with pytest.raises(ValueError, match=f"{batching} takes one batch in flight, got 2"):
-        bare_world(num_batches=2, batching=Batching(batching))
+def test_vllms_order_of_steps_takes_one_batch() -> None:
+    with pytest.raises(ValueError, match="running_first takes one batch in flight, got 2"):
+        bare_world(num_batches=2, batching=Batching.running_first)
+
+
+def test_each_batch_of_sglangs_order_takes_its_part_of_the_running_requests() -> None:
+    # SGLang 0.5.23, `managers/scheduler.py`, line 1241: 4 requests of 2 batches are 2 each
+    world = bare_world(num_batches=2, batching=Batching.prompts_together, max_running=4)
+    most = [0, 0]
+
+    def look(_: int) -> None:
+        for number, half in enumerate(world.scheduler.decodes):
+            most[number] = max(most[number], len(half.running))
+
+    world.hooks.append(look)
+    world.serve(random_requests(2, count=12, gap_ns=0, longest=60))
+    assert most == [2, 2]
+
+
+def test_batch_whose_queue_is_shut_leaves_it_open_to_the_other() -> None:
+    world = bare_world(num_batches=2, batching=Batching.prompts_together)
+    prefill = world.scheduler.prefill
+    assert isinstance(prefill, TogetherPrefill)
+    prefill.is_shut = True
+    prefill.number = 1
+    assert not prefill.is_shut
+    prefill.number = 0
+    assert prefill.is_shut

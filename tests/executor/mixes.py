@@ -87,16 +87,18 @@ def run_mix(
     form: str = "plain",
     plane: Plane | None = None,
     most: int | None = None,
+    num_stages: int = 1,
 ) -> Mix:
     """One random configuration with random requests, `most` at most; all follows from the seed.
 
     `fault` spoils a data runner. Without `computes` no byte moves: the same events, sooner.
-    `form` is that of pages on the host.
+    `form` is that of pages on the host. All pipeline stages have the same kinds of layers.
     """
     rng = Random(seed)
     plane = plane or (REFERENCE if device == "cpu" else TRITON)
     page_size = rng.choice([4, 8])
-    shape = tiny(rng.choice(PATTERNS), page_size)
+    pattern = rng.choice(PATTERNS)
+    shape = tiny(" ".join([pattern] * num_stages), page_size)
     if form != "plain" or plane is not REFERENCE:  # what kernels multiply or code is 16 at least
         shape = replace(shape, head_dim=16, recurrent_head_dim=16)
     gap_ns = rng.choice([10**5, 3 * 10**7, 3 * 10**8])
@@ -109,7 +111,7 @@ def run_mix(
     storages = [
         # some ranks keep less than others
         MemoryStorage(capacity_bytes=1 << 30 if rng.random() < 0.7 else 6 * max(plot.page_bytes))
-        for _ in range(tp if plot.has_storage else 0)
+        for _ in range(tp * num_stages if plot.has_storage else 0)
     ]
     spec = PoolSpec(
         model=shape,
@@ -118,6 +120,7 @@ def run_mix(
         host_counts=plot.host,
         device=torch.device(device),
         tp=tp,
+        stage_layers=[len(pattern.split())] * num_stages,
         host_format=form,
         storage_format=form,
         plane=plane,

@@ -120,7 +120,7 @@ def test_weights_come_from_a_local_directory(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["parallel.tp=2"], "executor.model=hf needs parallel.tp=1, got 2"),
+        (["parallel.tp=2"], "executor.model=hf needs parallel.tp=1 and pp=1, got 2 ranks"),
         (["model.kv_dtype_bytes=1"], "kv_dtype_bytes of 2 or 4, got 1 in gemma3"),
         (["model.head_dim=16"], r"layer 0, .* caches \(128, 20, 0\) .* stands for \(256, 20, 0\)"),
         (["model.window_len=32"], r"caches \(128, 20, 0\) .* stands for \(128, 32, 0\)"),

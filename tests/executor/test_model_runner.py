@@ -35,8 +35,8 @@ COUNTED = (
 )
 
 
-def assert_equal_logits(seeds, device="cpu"):
-    verdicts = {seed: run_mix(seed, device=device).verdict for seed in seeds}
+def assert_equal_logits(seeds, device="cpu", **options):
+    verdicts = {seed: run_mix(seed, device=device, **options).verdict for seed in seeds}
     assert all(verdict.num_checked for verdict in verdicts.values())
     wrong = {s: str(v) for s, v in verdicts.items() if v.num_equal != v.num_checked}
     assert wrong == {}
@@ -55,6 +55,13 @@ def assert_equal_logits(seeds, device="cpu"):
 )
 def test_logits_equal_those_of_a_cold_start(seeds):
     assert_equal_logits(seeds)
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(10), pytest.param(range(10, 400), marks=pytest.mark.soak)], ids=str
+)
+def test_stages_with_memory_of_their_own_give_the_same_logits(seeds):
+    assert_equal_logits(seeds, num_stages=2)
 
 
 @pytest.mark.gpu

@@ -1,5 +1,6 @@
 """The reference model against one without pages, and against itself in other cuts and places."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -37,10 +38,12 @@ def model_of(pattern: str) -> ReferenceModel:
     return ReferenceModel(shape_of(pattern), page_size=PAGE)
 
 
-def sequence_of(model: ReferenceModel, *, tp: int = 1, seed: int | None = None) -> OneSequence:
+def sequence_of(
+    model: ReferenceModel, *, tp: int = 1, stages: Sequence[int] = (), seed: int | None = None
+) -> OneSequence:
     """Pages in a random order, or ascending, filled with NaN before the model writes them."""
     counts = (NUM_PAGES, NUM_PAGES, 1, NUM_PAGES), (NUM_PAGES, NUM_PAGES, 2, NUM_PAGES)
-    pools = cpu_pools(model.config, PAGE, *counts, tp=tp)
+    pools = cpu_pools(model.config, PAGE, *counts, tp=tp, stage_layers=stages)
     for kind in ATTENDED:
         pools.poison(DEVICE, kind, range(NUM_PAGES))
     pages = np.arange(NUM_PAGES) if seed is None else np.random.default_rng(seed).permutation(8)
@@ -57,6 +60,20 @@ def test_logits_do_not_depend_on_the_cut_the_pages_or_the_ranks(pattern, tp):
     cuts = [16, 24, *range(25, 45), 48, LENGTH]
     assert torch.equal(sequence_of(model, tp=tp, seed=1).in_cuts(cuts), whole)
     assert torch.isfinite(whole).all()
+
+
+@pytest.mark.parametrize(("tp", "stages"), [(1, (5, 3)), (2, (4, 4)), (4, (4, 4))])
+def test_logits_do_not_depend_on_the_stages(tp, stages):
+    model = model_of("F S M D F S D M")
+    whole = sequence_of(model).in_cuts([LENGTH])
+    split = sequence_of(model, tp=tp, stages=stages, seed=1)
+    assert torch.equal(split.in_cuts([16, 24, 30, LENGTH]), whole)
+    # a rank has memory for the layers of its stage alone
+    assert len(split.pools.ranks) == tp * len(stages)
+    for number, rank in enumerate(split.pools.ranks):
+        first = sum(stages[: number // tp])
+        layers = {int(line[1:].split()[0]) for line in rank.layout}
+        assert layers == set(range(first, first + stages[number // tp]))
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])

@@ -24,9 +24,9 @@ def world_of(pages: int = 40, *, host: int = 0, chunk: int = 64, **more: Any) ->
     return bare_world(scheduler=VLLM, chunk_tokens=chunk, **pools, **more)
 
 
-def states_world() -> World:
+def states_world(**more: Any) -> World:
     rules = Rules(states_per_request=1)
-    return bare_world("full_mamba", scheduler=VLLM, rules=rules, **REPEATS)
+    return bare_world("full_mamba", scheduler=VLLM, rules=rules, **REPEATS, **more)
 
 
 def windows_world(**more: Any) -> World:
@@ -294,17 +294,19 @@ def test_load_back_begins_in_a_step_that_has_less_than_a_page_left() -> None:
     assert ids(world.scheduler.waiting) == [10]
 
 
-def test_hit_state_is_as_old_as_its_last_release() -> None:
+def test_state_is_released_two_steps_after_the_one_that_computed_or_hit_it() -> None:
     world = states_world()
     world.serve([fresh(1, 25, 1)])
     (node,) = (each for each in world.cache.tree.nodes() if each.held[DEVICE][MAMBA])
-    last = node.aux_ticks[MAMBA]
-    world.submit(fresh(1, 40, 1))
-    assert chunks(world.step()) == [(1, 24, 32)]
+    hit = node.aux_ticks[MAMBA]
+    submit(world, (1, 100, 9))
+    assert chunks(world.step()) == [(1, 24, 88)]
+    assert (node.aux_ticks[MAMBA], node.path_locks) == (hit, 2)
+    assert chunks(world.step()) == [(1, 88, 96)]
     released = node.aux_ticks[MAMBA]
-    assert released > last
+    assert released > hit
     world.step()
-    assert node.aux_ticks[MAMBA] == released
+    assert (node.aux_ticks[MAMBA], node.path_locks) == (released, 1)
 
 
 # -- windows -------------------------------------------------------------------------------------
@@ -351,6 +353,22 @@ def test_loaded_window_leaves_the_device_when_it_has_been_read() -> None:
     assert min(node.start for node in held) == 4  # the window of its own prompt
 
 
+def test_host_counts_the_window_of_a_hit_as_used_only_where_a_prompt_is_expected_to_resume() -> (
+    None
+):
+    world = windows_world(evicts_mirrors=True)
+
+    def oldest_after(*num_tokens: int) -> int:
+        for each in num_tokens:
+            world.serve([fresh(1, each, 1)])
+        found = world.cache.tree.victim(HOST, SWA, 1)
+        assert found is not None
+        return found[0].end
+
+    assert oldest_after(25, 60) == 3  # the second prompt hits this window, and ends behind it
+    assert oldest_after(25) == 7  # an equal prompt resumes there
+
+
 def test_page_of_two_kinds_leaves_the_host_one_kind_at_a_time() -> None:
     world = windows_world(evicts_mirrors=True)
     world.serve([fresh(1, 25, 1)])
@@ -360,3 +378,17 @@ def test_page_of_two_kinds_leaves_the_host_one_kind_at_a_time() -> None:
         found = tree.victim(HOST, FULL, need)
         assert found is not None
         assert (found[0].start, found[0].end, found[1]) == (2, 3, kind)
+
+
+def test_state_leaves_the_host_before_the_kv_of_its_page() -> None:
+    world = states_world(evicts_mirrors=True)
+    world.serve([fresh(1, 25, 1)])
+    tree = world.cache.tree
+    tree.is_shared = (True, True)
+    found = []
+    for _ in range(2):
+        victim = tree.victim(HOST, FULL, 1)
+        assert victim is not None
+        found.append((victim[0].end, victim[1]))
+        tree.evict(victim[0], HOST, victim[1], NO_DEMAND)
+    assert found == [(3, MAMBA), (3, FULL)]

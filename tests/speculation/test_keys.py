@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from hicache.cache.kinds import FULL, MAMBA
 from hicache.cache.tree.digests import Digests
 from hicache.cache.tree.lookup import look, usable_len
-from hicache.cache.tree.node import make_root
+from hicache.cache.tree.node import DEVICE, HOST, make_root
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.experiment import run
@@ -150,6 +151,21 @@ def test_a_look_at_a_tree_that_drops_blocks_agrees_with_a_match() -> None:
             seen.full_len,
             seen.dropped_len,
         )
+
+
+def test_a_branch_is_where_the_device_ends_without_its_dropped_block() -> None:
+    rules = Rules(keeps_for_repeats=True)
+    tree = RadixTree(kinds=named_kinds(4, has_states=True), drops_block=True, rules=rules)
+    tokens, node = tokens_of(33), tree.root("")
+    for end, tiers in ((2, (DEVICE, HOST)), (3, (DEVICE, HOST)), (6, (HOST,))):
+        node = tree.grow(node, tokens[node.end * tree.page_bytes : end * tree.page_bytes])
+        for tier in tiers:
+            tree.residency.put(node, tier, FULL, list(range(node.start, end)))
+        if end == 2:
+            tree.residency.put(node, DEVICE, MAMBA, [0])
+    for found in (look(tree, tokens, 32), tree.match(tokens, 32)):
+        assert (found.usable_len, found.full_len, found.branch_end) == (8, 20, 8)
+        assert found.branch_len is None  # the device resumes at all of it
 
 
 def test_a_model_with_states_has_plain_keys_in_sglang() -> None:

@@ -65,6 +65,7 @@ class VllmSide:
         self._blocks = self._scheduler.kv_cache_manager.block_pool
         self._tally = Tally(pools)
         self._on_host: set[bytes] = set()  # keys on the host
+        self._num_held: Counter[str] = Counter()  # blocks, as `full/device`
         self._loaded: Counter[str] = Counter()  # loaded for the current request
         self._running: dict[int, tuple[Any, Tokens]] = {}
         self._late: deque[tuple[int, int]] = deque()  # copies to the host: when done, number
@@ -229,6 +230,7 @@ class VllmSide:
             return is_evicted
 
         blocks._maybe_evict_cached_block = counting_evict
+        self._count_cached(blocks.cached_block_hash_to_block)
         if self._scheduler.connector is None:
             return
         manager = self._scheduler.connector.connector_scheduler.manager
@@ -237,33 +239,38 @@ class VllmSide:
         def counting_prepare(*args: Any, **more: Any) -> Any:
             prepared = prepare(*args, **more)
             for key in prepared.evicted_keys if prepared is not None else ():
-                self._on_host.discard(key)
+                self._on_host.remove(key)
                 kind = self._kind_of(key)
+                self._num_held[f"{kind}/host"] -= 1
                 self._tally.evicted(f"{kind}/host", self._pools.unit(kind))
             return prepared
 
         def counting_complete(keys: Any, *args: Any, **more: Any) -> None:
             complete(keys, *args, **more)
-            self._on_host.update(keys)
+            for key in set(keys) - self._on_host:
+                self._on_host.add(key)
+                self._num_held[f"{self._kind_of(key)}/host"] += 1
 
         manager.prepare_store, manager.complete_store = counting_prepare, counting_complete
 
+    def _count_cached(self, cached: Any) -> None:
+        # `cached` may hold several blocks of a key; keys count
+        def counting(change: Any) -> Any:
+            def change_and_count(key: Any, block: Any) -> Any:
+                before = len(cached)
+                result = change(key, block)
+                self._num_held[f"{self._kinds[get_group_id(key)]}/device"] += len(cached) - before
+                return result
+
+            return change_and_count
+
+        cached.insert, cached.pop = counting(cached.insert), counting(cached.pop)
+
     def _held(self) -> dict[str, int]:
-        if len(self._kinds) == 1:
-            counts = {
-                "full/device": len(self._blocks.cached_block_hash_to_block),
-                "full/host": len(self._on_host),
-            }
-        else:
-            cached = self._blocks.cached_block_hash_to_block._cache
-            counts = Counter(
-                {f"{kind}/{tier}": 0 for kind in self._kinds for tier in ("device", "host")}
-            )
-            counts.update(f"{self._kinds[get_group_id(key)]}/device" for key in cached)
-            counts.update(f"{self._kind_of(key)}/host" for key in self._on_host)
         return {
-            name: count * self._pools.unit(name.partition("/")[0])
-            for name, count in sorted(counts.items())
+            f"{kind}/{tier}": self._num_held[f"{kind}/{tier}"] * self._pools.unit(kind)
+            for kind in self._kinds
+            for tier in ("device", "host")
         }
 
     def _kind_of(self, key: bytes) -> str:

@@ -18,7 +18,7 @@ def usable_len(
     If `on_device` is True, only data on the device counts; otherwise data on the host counts as
     well. The result is that of `RadixTree.match`, which also changes the tree.
     """
-    path, _ = _path(tree, tokens, max_len, namespace)
+    path, *_ = _path(tree, tokens, max_len, namespace)
     return _usable(tree, path, on_device=on_device) * tree.page_size
 
 
@@ -29,7 +29,7 @@ def look(tree: RadixTree, tokens: bytes, max_len: int, namespace: str = "") -> M
     go on.
     """
     size = tree.page_size
-    path, dropped = _path(tree, tokens, max_len, namespace)
+    path, dropped, most = _path(tree, tokens, max_len, namespace)
     best, ready = (_usable(tree, path, on_device=on_device) for on_device in (False, True))
     hits = [0] * tree.kinds.size
     starts = {kind: window.first(best) for kind, window in tree.kinds.windows}
@@ -52,14 +52,14 @@ def look(tree: RadixTree, tokens: bytes, max_len: int, namespace: str = "") -> M
         host_hits=tuple(hits),
         device_node=device_node,
         best_node=best_node,
-        branch_end=max(ends, default=0) * size,
+        branch_end=min(max(ends, default=0), most) * size,
         dropped_len=dropped * size,
     )
 
 
-def _path(tree: RadixTree, tokens: bytes, max_len: int, namespace: str) -> tuple[Path, int]:
-    # the nodes of whole pages, of which only the last one may differ from `tokens` or go on; and
-    # how many pages of the prompt were dropped behind them
+def _path(tree: RadixTree, tokens: bytes, max_len: int, namespace: str) -> tuple[Path, int, int]:
+    # the nodes of whole pages, of which only the last one may differ from `tokens` or go on; how
+    # many pages of the prompt were dropped behind them, and where those on the device then end
     end = tree.num_pages(max_len + tree.peek)
     path: Path = []
     node = tree.roots.get(namespace)
@@ -72,9 +72,10 @@ def _path(tree: RadixTree, tokens: bytes, max_len: int, namespace: str) -> tuple
         path.append((child, child.start + pages))
         node = child if pages == child.num_pages else None
     if not (path and tree.drops_block):
-        return path, 0
-    hit, _, dropped = tree.drop(path, max_len // tree.page_size)
-    return [(node, min(reached, hit)) for node, reached in path if node.start < hit], dropped
+        return path, 0, end
+    hit, ready, dropped = tree.drop(path, max_len // tree.page_size)
+    path = [(node, min(reached, hit)) for node, reached in path if node.start < hit]
+    return path, dropped, ready
 
 
 def _usable(tree: RadixTree, path: Path, *, on_device: bool) -> int:

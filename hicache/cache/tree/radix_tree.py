@@ -136,7 +136,7 @@ class RadixTree:
             host_hits=self._no_hits if best is on_device else self._host_hits(best, on_device),
             device_node=on_device,
             best_node=best,
-            branch_end=full.end * size,
+            branch_end=min(full.end, ready) * size,
             dropped_len=dropped * size,
         )
 

@@ -75,6 +75,9 @@ class Residency:
         self.tick = 0  # logical time, advanced by each match and each insertion
         self._paged = kinds.paged
         self._windows, self._trims = kinds.windows, trims
+        # which kind leaves first of several of one rank: in vLLM, a state before the KV of its page
+        # (`kv_offload/cpu/policies/lru.py`, line 163)
+        self._order = (*kinds.points, *kinds.paged) if trims else kinds.numbers
         self._points = kinds.points
         self._aux = kinds.aux
         self._reclaims_duplicates = reclaims_duplicates
@@ -317,9 +320,13 @@ class Residency:
         spared = self._duplicate() if tier == HOST and FULL in among else None
         if spared is not None and self._duplicates_first:
             return spared, FULL
-        firsts = [(node, each) for each in among if (node := self._first(tier, each)) is not None]
+        firsts = [
+            (node, each)
+            for each in self._order
+            if each in among and (node := self._first(tier, each)) is not None
+        ]
         if len(firsts) > 1:
-            return min(firsts, key=lambda found: (queues[found[1]].priority(found[0]), found[1]))
+            return min(firsts, key=lambda found: queues[found[1]].priority(found[0]))
         if firsts:
             return firsts[0]
         return None if spared is None else (spared, FULL)

@@ -18,8 +18,9 @@ class Sequence:
     `reads_from` on, by kind. Those in `leaving`, as (kind, first page, ids), are not for the tree
     and wait until no step reads them; those in `used`, as (kind, first page, end), and states, are
     read or published; `host_tick` is when it first used the host, of which it has used `host_end`
-    pages. `states` maps page boundaries to Mamba state slots that are
-    not in the tree yet. `digests` are hashes of pages from page `digests_start` on.
+    pages. `past` locks states that the request has passed, but not yet freed. `states` maps page
+    boundaries to Mamba state slots that are not in the tree yet. `digests` are
+    hashes of pages from page `digests_start` on.
     """
 
     def __init__(self, tokens: bytes, namespace: str = "", request: Request | None = None) -> None:
@@ -38,6 +39,7 @@ class Sequence:
         self.used: list[tuple[int, int, int]] = []
         self.host_tick = self.host_end = 0
         self.lock: Lock | None = None
+        self.past: list[Lock] = []
         self.working_slot: PageIds | None = None
         self.boundary_slot: PageIds | None = None
         self.spare_slots: PageIds | None = None  # allocated, but never used

@@ -1,5 +1,7 @@
 """Several simulated ranks that serve as one engine, each with its own tree, queue and storage.
 
+With pipeline stages, a rank stands for its devices in all stages.
+
 Every rank makes every decision by itself; ranks exchange only what `hicache.engine.ranks.agreement`
 defines. A step begins on all ranks at the same time. It takes as long as the first rank's step and
 a collective.
@@ -13,6 +15,7 @@ from hicache.cache.tiers.transfer import Work
 from hicache.clock import NEVER, to_ns
 from hicache.config import HitAgreement
 from hicache.engine.loop import Engine
+from hicache.engine.pipeline import PipelineEngine
 from hicache.engine.ports import Executor
 from hicache.engine.ranks.agreement import (
     COPIES,
@@ -181,8 +184,7 @@ class RankedEngine(Engine):
             follower.interrupt(now_ns)
 
     def wake(self, now_ns: int) -> Outcome:
-        end = self.step_end_ns
-        if end is not None and end > now_ns:
+        if not self.may_act(now_ns):
             self.interrupt(now_ns)
             return Outcome()
         self.catch_up(now_ns)  # the agreement may use pages that earlier steps freed
@@ -309,6 +311,22 @@ class RankedEngine(Engine):
 
     def _count(self, name: str, amount: int) -> None:
         self.cache.counters[f"agreement/{name}"] += amount
+
+
+class RankedPipeline(RankedEngine, PipelineEngine):
+    """An engine with pipeline stages and several ranks."""
+
+
+def joined(ranks: Sequence[Engine], agreement: HitAgreement, batch_pages: int) -> RankedEngine:
+    """Join equally built engines that have not started; each becomes one rank."""
+    stages = [each.stages for each in ranks if isinstance(each, PipelineEngine)]
+    if not stages:
+        return RankedEngine(ranks, agreement, batch_pages)
+    engine = RankedPipeline(ranks, agreement, batch_pages)
+    for each in (engine, *ranks):
+        assert isinstance(each, PipelineEngine)
+        each.stages = stages[0]  # a step takes the same time on all ranks
+    return engine
 
 
 def _ended(outcome: Outcome) -> list[list[int]]:

@@ -18,7 +18,7 @@ class PagedKvView:
     Heads are divided among tensor-parallel ranks. Reads concatenate the heads of all ranks.
 
     Args:
-        pools: memory of all ranks.
+        pools: memory of all ranks. A layer uses those of its pipeline stage.
         stretches: what the step computes, by sequence.
         together: number of tiles that are computed together.
 
@@ -34,7 +34,7 @@ class PagedKvView:
     def write_tokens(self, layer: int, group: Group, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [tile, row, head, dim] of one layer into the pages."""
         tables = self._tables(layer, group)
-        for rank in self.pools.ranks:
+        for rank in self.pools.of_layer(layer):
             both = keys[:, :, rank.heads], values[:, :, rank.heads]
             self.pools.plane.append(self._layer(rank, layer), *tables, *both)
 
@@ -53,7 +53,7 @@ class PagedKvView:
                 pool, *tables, its_queries, end=end, window_len=window_len, sinks=its_sinks
             )
 
-        return self._of_ranks(of_rank, queries, sinks)
+        return self._of_ranks(layer, of_rank, queries, sinks)
 
     def attend_chosen(
         self, layer: int, group: Group, chosen: Tensor, queries: Tensor, sinks: Tensor
@@ -85,7 +85,7 @@ class PagedKvView:
             mixed = plane.attend(pool, table, choices, by_row, end=count, sinks=its_sinks)
             return mixed.view_as(its_queries)
 
-        return self._of_ranks(of_rank, queries, sinks)
+        return self._of_ranks(layer, of_rank, queries, sinks)
 
     def write_index(self, layer: int, group: Group, keys: Tensor) -> None:
         """Write the keys of the layer's indexer, on every rank.
@@ -94,7 +94,7 @@ class PagedKvView:
         lie in the same place.
         """
         tables, keys = self._tables(layer, group), keys.unsqueeze(2)
-        for rank in self.pools.ranks:
+        for rank in self.pools.of_layer(layer):
             self.pools.plane.append(rank.index_layers[layer], *tables, keys, keys)
 
     def read_index(self, layer: int, tile: int, num_pages: int) -> Tensor:
@@ -102,7 +102,7 @@ class PagedKvView:
 
         The result is valid until the next call.
         """
-        rank = self.pools.ranks[-1]
+        rank = self.pools.of_layer(layer)[-1]
         page_ids = self.step.tables[self.pools.kinds[layer]][tile, :num_pages]
         reads = there(rank.index_reads[layer])
         self.pools.plane.copy_items(reads, page_ids, self.pools.numbers[:num_pages])
@@ -128,7 +128,7 @@ class PagedKvView:
                 weights.part(heads),
                 block=self.pools.page_size,
             )
-            for rank in self.pools.ranks
+            for rank in self.pools.of_layer(layer)
             for heads in [rank.recurrent_heads]
         ]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
@@ -142,16 +142,18 @@ class PagedKvView:
 
     def _of_ranks(
         self,
+        layer: int,
         attend: Callable[[RankPools, Tensor, Tensor], Tensor],
         queries: Tensor,
         sinks: Tensor,
     ) -> Tensor:
         # A rank computes all query heads of its KV heads, also those that other ranks return: with
         # as many rows of a matrix on any number of ranks, the kernel adds in the same order.
-        share = queries.shape[2] // len(self.pools.ranks)
+        ranks = self.pools.of_layer(layer)
+        share = queries.shape[2] // len(ranks)
         copies = queries.shape[2] // self.pools.model.num_kv_heads
         mixed = []
-        for number, rank in enumerate(self.pools.ranks):
+        for number, rank in enumerate(ranks):
             heads = slice(rank.heads.start * copies, rank.heads.stop * copies)
             its = attend(rank, queries[:, :, heads].contiguous(), sinks[heads])
             first = number * share - heads.start

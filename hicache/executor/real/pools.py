@@ -5,6 +5,7 @@ every move of whole items, over tables that are built once.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -40,9 +41,9 @@ class Arrival(NamedTuple):
 
 
 class TorchPools:
-    """The memory of all tensor-parallel ranks of an engine, for KV pages and Mamba states.
+    """The memory of all ranks of an engine, for KV pages and Mamba states.
 
-    Every operation runs on all ranks.
+    There are `tp` ranks for each pipeline stage. Every operation on pages runs on all of them.
     """
 
     def __init__(self, spec: PoolSpec) -> None:
@@ -56,11 +57,21 @@ class TorchPools:
         self.model = spec.model
         self.page_size = spec.page_size
         self.device = spec.device
-        self.ranks = [RankPools(spec, rank) for rank in range(spec.tp)]
-        # by layer: the kind of data that it caches, and its index among the layers of this kind
-        self.kinds, self.holders = _kinds_and_holders(spec.model)
+        sizes = spec.stage_layers or [len(spec.model.layer_words)]
+        self.ranks = [RankPools(spec, rank) for rank in range(spec.tp * len(sizes))]
+        self._stages = [
+            self.ranks[start:][: spec.tp] for start in range(0, len(self.ranks), spec.tp)
+        ]
+        self._holding = [
+            ranks for ranks, size in zip(self._stages, sizes, strict=True) for _ in range(size)
+        ]
+        # by layer: the kind of data that it caches, and its index among the layers of this kind in
+        # its stage
+        self.kinds, self.holders = _kinds_and_holders(spec.model, sizes)
         first = self.ranks[0]  # tables of one shape share compiled kernels
-        held = [each for each in first.saves.values() if each is not None]
+        held = [
+            each for ranks in self._stages for each in ranks[0].saves.values() if each is not None
+        ]
         # by layer: programs that have written their part, launches of all ranks that have landed
         num_layers = len(spec.model.layer_words)
         self.landed = torch.zeros(num_layers, 2, dtype=torch.int32, device=spec.device)
@@ -68,7 +79,8 @@ class TorchPools:
             warm_up(*(each.plain for each in held if each.plain))
             for each in held:
                 each.warm_up()
-        for loads in (first.loads, first.copies) if spec.device.type == "cuda" else ():
+        tables = [each for ranks in self._stages for each in (ranks[0].loads, ranks[0].copies)]
+        for loads in tables if spec.device.type == "cuda" else ():
             if loads is not None:
                 load_items(loads, load_of(loads, {}), torch.zeros_like(self.landed))
                 wait_for_layer(self.landed, 0, 0)
@@ -79,6 +91,10 @@ class TorchPools:
         count = max(count_of(spec.device_counts, kind) for kind in (FULL, MAMBA))
         self.numbers = torch.arange(max(count, 1), dtype=torch.int32, device=spec.device)
 
+    def of_layer(self, layer: int) -> Sequence[RankPools]:
+        """Return the ranks that hold a layer."""
+        return self._holding[layer]
+
     def load(self, arrivals: Sequence[Arrival]) -> None:
         """Copy pages and Mamba states into the device.
 
@@ -86,12 +102,13 @@ class TorchPools:
         launch adds 1 to the `landed` counter of a layer when the layer is complete.
         """
         for is_within, moves in arrivals:
-            tables = [there(rank.copies if is_within else rank.loads) for rank in self.ranks]
             ids = {each.kind: (_int32(each.sources), _int32(each.targets)) for each in moves}
-            load = load_of(tables[0], ids)  # all ranks have equally many items
             programs = None if is_within else self._link_programs
-            for table in tables:
-                self.plane.load_items(table, load, self.landed, num_programs=programs)
+            for ranks in self._stages:
+                tables = [there(rank.copies if is_within else rank.loads) for rank in ranks]
+                load = load_of(tables[0], ids)  # all ranks have equally many items
+                for table in tables:
+                    self.plane.load_items(table, load, self.landed, num_programs=programs)
 
     def save(self, moves: Sequence[Move]) -> None:
         first = [there(self.ranks[0].saves[move.kind]) for move in moves]
@@ -148,9 +165,12 @@ def _int32(page_ids: PageIds) -> Tensor:
     return torch.tensor(page_ids, dtype=torch.int32)
 
 
-def _kinds_and_holders(config: ModelConfig) -> tuple[list[int], list[int]]:
-    kinds = []
+def _kinds_and_holders(config: ModelConfig, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+    kinds = list[int]()
     for word in config.layer_words:
         pages = (kind for kind, (letter, _) in paged_kinds(config).items() if letter in word)
         kinds.append(next(pages, MAMBA if {*"MD"} & {*word} else -1))
-    return kinds, [kinds[:layer].count(kind) for layer, kind in enumerate(kinds)]
+    stages = [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    return kinds, [
+        kinds[stage.start : layer].count(kinds[layer]) for stage in stages for layer in stage
+    ]

@@ -42,6 +42,7 @@ class PoolSpec:
     host_counts: Counts
     device: torch.device
     tp: int = 1
+    stage_layers: Sequence[int] = ()  # of each pipeline stage; none means one stage
     link_programs: int | None = None  # of a load-back; None means the kernel's default
     plane: Plane = REFERENCE  # the functions that copy
     host_format: str = PLAIN
@@ -49,7 +50,9 @@ class PoolSpec:
 
 
 class RankPools:
-    """The memory of one tensor-parallel rank, for KV pages and Mamba states.
+    """The memory of one rank, for KV pages and Mamba states: a share of the heads of some layers.
+
+    The ranks of the first pipeline stage come first, each with all layers of the stage.
 
     On the device, `kv[kind]` is [layer, kv, page, token, head, dim]. `index` holds the keys of
     indexers, which share the pages of full-attention KV: by layer, [page, token, dim]. Its pages
@@ -67,12 +70,16 @@ class RankPools:
         self.taps: list[Tensor] = []
         self.states: list[Tensor] = []
         self.host: dict[int, Tensor] = {}
-        self.heads = _heads(config, rank, spec.tp)
+        stage, part = divmod(rank, spec.tp)
+        self.heads = _heads(config, part, spec.tp)
         share = config.recurrent_heads // spec.tp
-        self.recurrent_heads = slice(rank * share, (rank + 1) * share)
+        self.recurrent_heads = slice(part * share, (part + 1) * share)
+        first = sum(spec.stage_layers[:stage])
+        count = spec.stage_layers[stage] if spec.stage_layers else len(config.layer_words)
+        self._words = list(enumerate(config.layer_words))[first : first + count]
         self._buffers = buffers = dict[int, list[Buffer]]()
         for kind, (letter, _) in paged_kinds(config).items():
-            layers = [layer for layer, word in enumerate(config.layer_words) if letter in word]
+            layers = [layer for layer, word in self._words if letter in word]
             if layers:
                 buffers[kind] = self._make_pages(kind, layers)
         if config.num_mamba_layers:
@@ -142,7 +149,7 @@ class RankPools:
 
     def _make_states(self) -> list[Buffer]:
         spec, config = self._spec, self._spec.model
-        layers = [layer for layer, word in enumerate(config.layer_words) if set("MD") & set(word)]
+        layers = [layer for layer, word in self._words if set("MD") & set(word)]
         num_slots = count_of(spec.device_counts, MAMBA)
         heads, dim = config.recurrent_heads // spec.tp, config.recurrent_head_dim
         state_dim = config.recurrent_state_dim

@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -34,8 +35,14 @@ class TorchRuntime:
     """
 
     def __init__(
-        self, config: ExperimentConfig, device_counts: Counts, host_counts: Counts, *, tp: int
-    ):
+        self,
+        config: ExperimentConfig,
+        device_counts: Counts,
+        host_counts: Counts,
+        *,
+        tp: int,
+        stage_layers: Sequence[int] = (),
+    ) -> None:
         self._config = config
         self._device = _device(config.executor.device)
         if self._device.type == "cpu":
@@ -43,7 +50,7 @@ class TorchRuntime:
         self._verifier: Verifier | None = None
         self._plane = _plane(config.executor.kernels, self._device)
         page_size = config.cache.page_size
-        self._model = _model(config, self._device, tp)
+        self._model = _model(config, self._device, tp * max(len(stage_layers), 1))
         if config.is_lossy:
             self._model.tolerance = inf
         if config.executor.verify:
@@ -57,6 +64,7 @@ class TorchRuntime:
             host_counts=host_counts,
             device=self._device,
             tp=tp,
+            stage_layers=stage_layers,
             link_programs=config.hardware.copy_kernel.link_programs,
             plane=self._plane,
             host_format=config.cache.host_format,
@@ -65,7 +73,7 @@ class TorchRuntime:
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         first = TorchPools(self._spec)  # the namespace in storage depends on the layout of items
         self._spare: TorchPools | None = first
-        opened = [self._open(rank, first) for rank in range(tp)]
+        opened = [self._open(rank, first) for rank in range(len(first.ranks))]
         self._storages = [each for each in opened if each is not None]
         self.has_storage = bool(self._storages)
         self.io = TorchIo(config.storage, [each.storage for each in self._storages])
@@ -133,13 +141,13 @@ class TorchRuntime:
             self._directory = self._directory or tempfile.TemporaryDirectory(prefix="hicache-")
             config = replace(config, root=str(Path(self._directory.name)))
         if config.capacity_gib is not None:
-            config = replace(config, capacity_gib=config.capacity_gib / self._spec.tp)
+            config = replace(config, capacity_gib=config.capacity_gib / len(pools.ranks))
         ours = pools.ranks[rank]
         origin = PageOrigin(
             model=self._config.model,
             page_size=self._config.cache.page_size,
             rank=rank,
-            tp=self._spec.tp,
+            tp=len(pools.ranks),
             weights=self._model.origin,
             arithmetic=_arithmetic(self._device),
             layout=ours.layout,
@@ -150,16 +158,16 @@ class TorchRuntime:
             namespace=origin.namespace,
             page_bytes=sizes,
             clock=WallClock(),
-            seed=self._config.seed * self._spec.tp + rank,
+            seed=self._config.seed * len(pools.ranks) + rank,
         )
 
 
-def _model(config: ExperimentConfig, device: torch.device, tp: int) -> Model:
+def _model(config: ExperimentConfig, device: torch.device, num_ranks: int) -> Model:
     sizes = {"page_size": config.cache.page_size, "seed": config.seed}
     if config.executor.model == "reference":
         return ReferenceModel(config.model, **sizes, device=str(device))
-    if tp > 1:
-        raise ValueError(f"executor.model=hf needs parallel.tp=1, got {tp}")
+    if num_ranks > 1:
+        raise ValueError(f"executor.model=hf needs parallel.tp=1 and pp=1, got {num_ranks} ranks")
     try:
         from hicache.executor.real.hf_model import HfModel
     except ImportError as error:

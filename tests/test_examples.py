@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PRINTED = {
     "cache": "token hit rate 0.",
     "kernels": "3 pages were backed up",
-    "policy": "examples.policy:NeverHitFirst: token hit rate 0.",
+    "policy": "__main__:NeverHitFirst: token hit rate 0.",
     "scheduler": "shortest_remaining: mean TTFT",
     "storage": "a page of any length is read as it was written",
     "workload": "request 1: 1024 hits, 1024 computed",

@@ -184,6 +184,7 @@ class Advice:
 
     title: str
     metric: str
+    worth: float
     today: dict[str, float]
     notes: list[str]
     changes: list[Trial] = field(default_factory=list)  # each on top of those before
@@ -259,7 +260,7 @@ def search(
     found = objections([run.summary for run in group.runs])
     # a window of a minute has no later requests, and comes after a warm-up
     notes += [each.sentence for each in found if each.name != "start-up"]
-    advice = Advice(title=title, metric=metric, today=told, notes=notes)
+    advice = Advice(title=title, metric=metric, worth=options.worth, today=told, notes=notes)
     arm = today
     while True:
         near = (
@@ -297,9 +298,9 @@ def repeated(requests: Sequence[Request], page_size: int) -> str:
 
 
 def affordable(config: ExperimentConfig, num_arms: float, options: Namespace) -> int:
-    """Return the number of requests of the log for which the time suffices.
+    """Return the number of requests for which the time suffices, by a replay of the first ones.
 
-    It is computed from the time of a replay of the first requests.
+    It is at least theirs: with less time, fewer changes are tried.
     """
     begin = time.perf_counter()
     first = experiment.run(replace(config, workload=replace(config.workload, limit=PROBE)))
@@ -307,12 +308,7 @@ def affordable(config: ExperimentConfig, num_arms: float, options: Namespace) ->
     given_s = 60 * options.minutes * min(options.workers, cpu_count() or 1) * USED
     per_run_s = given_s / (num_arms * options.windows) - OVERHEAD_S
     share = WARM_UP + (1 - WARM_UP) / options.windows  # of the log in each run
-    limit = int(per_run_s / per_request_s / share)
-    if limit < PROBE:
-        needed = num_arms * options.windows * (OVERHEAD_S + PROBE * share * per_request_s)
-        minutes = needed / given_s * options.minutes
-        raise ValueError(f"--minutes must be at least {minutes:.0f} here, got {options.minutes:g}")
-    return limit
+    return max(int(per_run_s / per_request_s / share), PROBE)
 
 
 def as_markdown(advice: Advice, log: str) -> str:
@@ -325,10 +321,8 @@ def as_markdown(advice: Advice, log: str) -> str:
     lines += [f"**Today:** {now}.", ""]
     if advice.changes:
         lines += [f"**Worth most for the {names[0]}**, each on top of the rows above:", ""]
-        lines += [
-            f"| change | {' | '.join(names)} | cost | options |",
-            "|---" * (len(names) + 3) + "|",
-        ]
+        lines.append(f"| change | {' | '.join(names)} | cost | options |")
+        lines.append("|---" * (len(names) + 3) + "|")
         lines += [_row(each, shown) for each in advice.changes[:MOST_CHANGES]]
         lines += ["", f"{len(advice.changes)} change(s) together: {_effects(advice.total, shown)}."]
     else:
@@ -336,17 +330,17 @@ def as_markdown(advice: Advice, log: str) -> str:
             f"**No change is worth it.** None of the {advice.num_tried} tried surely improves the "
             f"{names[0]}."
         )
-    best = sorted(advice.rest, key=lambda each: -each.middle)[:MOST_CHANGES]
-    lines += (
-        [
-            "",
-            "**Not worth it** (the best of them): "
-            + "; ".join(f"{words(each.new)} ({in_words(each.effects[shown[0]])})" for each in best)
-            + ".",
+    ranked = sorted(advice.rest, key=lambda each: -each.middle)
+    for title, is_unsure in (
+        ("Perhaps worth it, but not sure here (more --minutes or --windows decide)", True),
+        ("Not worth it (the best of them)", False),
+    ):
+        told = [
+            f"{words(each.new)} ({in_words(each.effects[shown[0]])})"
+            for each in ranked
+            if (each.middle >= advice.worth) is is_unsure and words(each.new) != TODAY
         ]
-        if best
-        else []
-    )
+        lines += ["", f"**{title}:** {'; '.join(told[:MOST_CHANGES])}."] if told else []
     return "\n".join([*lines, "", STAR])
 
 

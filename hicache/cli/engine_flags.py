@@ -4,8 +4,9 @@ A part is one thing that can be changed, such as the host cache. Its first choic
 does today. An arm has one choice of each part.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hicache.models import GIB
 
@@ -22,6 +23,36 @@ SETTINGS = {
 TODAY = "as today"
 OFF = {"host": ("cache.host_gib=0",), "storage": ("storage=none",)}
 EXTRA = "--kv-transfer-config.kv_connector_extra_config"  # vLLM
+TOKENS = (2048, 16384)  # between two states
+# by engine: a part, its values (empty: as the user or the model says), the choice in words, the
+# settings of a run, and the options of the engine
+Form = tuple[str, tuple[Any, ...], str, tuple[str, ...], str]
+HOST = "host", (), "host cache of {x:g} GiB", ("cache.host_gib={x:g}",)
+# fmt: off
+FORMS: dict[str, list[Form]] = {
+    "sglang": [
+        (*HOST, "--enable-hierarchical-cache --hicache-size {gb}"),
+        ("storage", (), "storage ({x})", ("storage={x}",), "--hicache-storage-backend file"),
+        ("write", ("write_through_selective", "write_back", "write_through"),
+         "write policy {x}", ("cache.write_policy={x}",), "--hicache-write-policy {x}"),
+        ("stop", ("best_effort", "wait_complete", "timeout"),
+         "prefetch stops by {x}", ("prefetch.stop={x}",), "--hicache-storage-prefetch-policy {x}"),
+        ("states", (), "a state at the end of each chunk of {x:,} tokens",
+         ("scheduler.chunk_tokens={x}",), "--chunked-prefill-size {x}"),
+    ],
+    "vllm": [
+        (*HOST, "--kv-offloading-size {x:g}"),
+        ("storage", (), "storage ({x})", ("storage={x}", "prefetch.stop=wait_complete"),
+         f"{EXTRA}.spec_name TieringOffloadingSpec {EXTRA}.secondary_tiers "
+         """'[{{"type": "fs", "root_dir": "DIRECTORY"}}]'"""),
+        ("write", (2,), "copies to the host what is computed twice",
+         ("cache.write_policy=write_through_selective",), EXTRA + ".store_threshold {x}"),
+        ("states", (), "{kept} kept every {x:,} tokens, too",
+         ("cache.checkpoints=every", "cache.checkpoint_tokens={x}"),
+         "--prefix-cache-retention-interval {x}"),
+    ],
+}
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,81 +115,20 @@ def grid_of(
         is_on = {"host": host_gib > 0, "storage": has_storage}.get(part, True)
         gib = host_gib if part == "host" else 0
         grid[part] = [Choice(part=part, what=TODAY, overrides=overrides, is_on=is_on, host_gib=gib)]
-    make = _sglang if engine == "sglang" else _vllm
-    for choice in make(sizes, storage, num_devices, kept):
-        grid[choice.part].append(choice)
+    has_states = kept == "states" or (engine == "vllm" and kept is not None)
+    wanted: dict[str, Sequence[Any]] = {"host": sizes, "storage": (storage,)}
+    wanted["states"] = TOKENS if has_states else ()
+    for part, values, what, told, flags in FORMS[engine]:
+        for x in values or wanted[part]:
+            gib = x if part == "host" else 0.0
+            # SGLang's gigabytes are 10**9 bytes of each device
+            named = {"x": x, "kept": kept, "gb": int(gib * GIB / num_devices / 1e9)}
+            what_now, flags_now = what.format(**named), flags.format(**named)
+            overrides = tuple(each.format(**named) for each in told)
+            grid[part].append(
+                Choice(part=part, what=what_now, overrides=overrides, flags=flags_now, host_gib=gib)
+            )
     return grid
-
-
-def _sglang(
-    sizes: Sequence[float], storage: str, num_devices: int, kept: str | None
-) -> Iterator[Choice]:
-    for gib in sizes:
-        per_rank = int(gib * GIB / num_devices / 1e9)  # its gigabytes are 10**9 bytes
-        flags = f"--enable-hierarchical-cache --hicache-size {per_rank}"
-        yield _host(gib, flags)
-    flags = "--hicache-storage-backend file"
-    yield Choice(
-        part="storage", what=f"storage ({storage})", overrides=(f"storage={storage}",), flags=flags
-    )
-    for policy in ("write_through_selective", "write_back", "write_through"):
-        yield Choice(
-            part="write",
-            what=f"write policy {policy}",
-            overrides=(f"cache.write_policy={policy}",),
-            flags=f"--hicache-write-policy {policy}",
-        )
-    for stop in ("best_effort", "wait_complete", "timeout"):
-        yield Choice(
-            part="stop",
-            what=f"prefetch stops by {stop}",
-            overrides=(f"prefetch.stop={stop}",),
-            flags=f"--hicache-storage-prefetch-policy {stop}",
-        )
-    for tokens in (2048, 16384) if kept == "states" else ():
-        yield Choice(
-            part="states",
-            what=f"a state at the end of each chunk of {tokens:,} tokens",
-            overrides=(f"scheduler.chunk_tokens={tokens}",),
-            flags=f"--chunked-prefill-size {tokens}",
-        )
-
-
-def _vllm(
-    sizes: Sequence[float], storage: str, num_devices: int, kept: str | None
-) -> Iterator[Choice]:
-    for gib in sizes:
-        yield _host(gib, f"--kv-offloading-size {gib:g}")
-    yield Choice(
-        part="storage",
-        what=f"storage ({storage})",
-        overrides=(f"storage={storage}", "prefetch.stop=wait_complete"),
-        flags=f"{EXTRA}.spec_name TieringOffloadingSpec {EXTRA}.secondary_tiers "
-        """'[{"type": "fs", "root_dir": "DIRECTORY"}]'""",
-    )
-    yield Choice(
-        part="write",
-        what="copies to the host what is computed twice",
-        overrides=("cache.write_policy=write_through_selective",),
-        flags=f"{EXTRA}.store_threshold 2",
-    )
-    for tokens in (2048, 16384) if kept else ():
-        yield Choice(
-            part="states",
-            what=f"{kept} kept every {tokens:,} tokens, too",
-            overrides=("cache.checkpoints=every", f"cache.checkpoint_tokens={tokens}"),
-            flags=f"--prefix-cache-retention-interval {tokens}",
-        )
-
-
-def _host(gib: float, flags: str) -> Choice:
-    return Choice(
-        part="host",
-        what=f"host cache of {gib:g} GiB",
-        overrides=(f"cache.host_gib={gib:g}",),
-        flags=flags,
-        host_gib=gib,
-    )
 
 
 def neighbors(grid: Grid, arm: Arm) -> list[Arm]:

@@ -6,15 +6,16 @@ python record.py DIR --events tcp://127.0.0.1:5557     (this file alone, beside 
 
 The file needs Python and pyzmq and msgspec, which both engines bring. It writes to DIR:
 
-- events-N.jsonl: the KV events (`--kv-events-config`), read by `workload.path=` as they are;
-- requests-N.jsonl: SGLang's request log (`--log-requests-format json`), one request per row;
+- events/N.jsonl: the KV events (`--kv-events-config`), read by `workload.path=DIR/events`;
+- requests/N.jsonl: SGLang's request log (`--log-requests-format json`), one request per row;
 - counters.jsonl: sums of the server's Prometheus counters;
 - recording.json: what was seen, and what was not.
 
 Hashes of blocks, sessions, salts and adapters are hashed with a random key, and token ids and texts
 are left out. The key lies in DIR/key while a recording may go on; delete it at the end. A recorder
-that is started again in DIR goes on with the next number of events. Messages that it did not get
-are asked for at --replay; numbers that the server no longer has are counted as lost.
+that is started again in DIR, even after kill -9, continues after the last line that it wrote.
+Messages that it did not get are asked for at --replay; numbers that the server no longer has are
+counted as lost.
 """
 
 import argparse
@@ -33,11 +34,26 @@ from typing import Any, BinaryIO
 
 BLOCK_TOKENS = 16  # of the rows of requests
 JUMP_S = 5.0  # a server's clock that moves so much more or less than ours has jumped
-REPLAY_S = 5.0  # longest wait for lost messages
+REPLAY_S = 2.0  # longest wait for lost messages
 END = (1 << 64) - 1  # number that ends a replay
 NAMES = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
 KEPT = ("type", "block_size", "medium", "group_idx", "kv_cache_spec_kind", "locality", "ownership")
 HASHED = ("lora_id", "lora_name", "cache_salt", "session_id")
+SEEN = ("starts", "batches", "events", "replayed_batches", "events_lines", "requests_lines")
+FAULTS = {  # what a recording may lack, in words
+    "lost_batches": "batches of events were lost, and the server no longer has them",
+    "bad_batches": "batches of events could not be read",
+    "server_restarts": "restarts of a server: its last batches before may be missing, and its "
+    "cache was empty",
+    "clock_jumps": "jumps of a server's clock: later times are corrected by the jump",
+    "unwritten_lines": "lines could not be written (disk full)",
+    "unwritten_states": "times recording.json could not be written",
+    "bad_log_lines": "lines of the request log could not be read",
+    "lost_logs": "times the log that was read last was gone, and perhaps requests with it",
+    "requests_without_tokens": "requests were logged without token ids, so that their prefixes "
+    "are unknown (send input_ids, --log-requests-level 3)",
+    "missed_scrapes": "pages of counters could not be read or written",
+}
 
 
 class Files:
@@ -47,10 +63,28 @@ class Files:
     """
 
     def __init__(self, folder: Path, stem: str, most_bytes: int, counts: dict[str, int]) -> None:
-        self._folder, self._stem, self._most, self._counts = folder, stem, most_bytes, counts
-        found = [int(each.stem.rpartition("-")[2]) for each in folder.glob(f"{stem}-*.jsonl")]
-        self._number = max(found, default=0)
+        self._folder, self._stem, self._most, self._counts = folder / stem, stem, most_bytes, counts
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self.number = max((number for number, _ in self._found()), default=0)
         self._file: BinaryIO | None = None
+
+    def _found(self) -> list[tuple[int, Path]]:
+        return sorted((int(path.stem), path) for path in self._folder.glob("*.jsonl"))
+
+    @property
+    def place(self) -> list[int]:
+        """The end of the last line: number of the file, and bytes."""
+        return [self.number + 1, 0] if self._file is None else [self.number, self._file.tell()]
+
+    def rows_after(self, place: list[int]) -> Iterator[Any]:
+        """Yield the rows after a place, and cut off a part of a line."""
+        for number, path in self._found():
+            if number >= place[0]:
+                lines = path.read_bytes()
+                end = lines.rfind(b"\n") + 1
+                os.truncate(path, end)
+                begin = place[1] if number == place[0] else 0
+                yield from map(json.loads, lines[begin:end].splitlines())
 
     def write(self, row: object) -> None:
         line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
@@ -58,8 +92,8 @@ class Files:
         try:
             if self._file is None or self._file.tell() + len(line) > self._most:
                 self.close()
-                self._number += 1
-                path = self._folder / f"{self._stem}-{self._number:06}.jsonl"
+                self.number += 1
+                path = self._folder / f"{self.number:06}.jsonl"
                 self._file = path.open("xb", buffering=0)
             end = self._file.tell()
             if self._file.write(line) < len(line):
@@ -84,32 +118,36 @@ class Recording:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         key = folder / "key"
-        if not key.exists():
+        if not key.exists() or key.stat().st_size < 32:  # a full disk may have cut it
             key.touch(mode=0o600)
             key.write_bytes(secrets.token_bytes(32))
         self._key = key.read_bytes()
-        state = folder / "recording.json"
-        held = json.loads(state.read_text()) if state.exists() else {}
-        names: tuple[str, ...] = (
-            "starts",
-            "batches",
-            "events",
-            "replayed_batches",
-            "lost_batches",
-            "bad_batches",
-        )
-        names += ("server_restarts", "clock_jumps", "unwritten_lines", "events_lines")
-        names += ("requests_lines", "requests_without_tokens", "bad_log_lines")
-        self.counts: dict[str, int] = {each: held.get("counts", {}).get(each, 0) for each in names}
-        self.counts["starts"] += 1
-        self.next: dict[str, int] = held.get("next", {})  # by server: number of its next batch
-        self._offsets: dict[str, float] = held.get("offsets", {})  # by server: seconds of jumps
+        path = folder / "recording.json"
+        state = json.loads(path.read_text()) if path.exists() else {}
+        self.counts: dict[str, int] = dict.fromkeys((*SEEN, *FAULTS), 0) | state.get("counts", {})
+        # by server: number of its next batch, time of its last one, and seconds of jumps
+        self.next: dict[str, int] = state.get("next", {})
+        self.sent: dict[str, float] = state.get("sent", {})
+        self._offsets: dict[str, float] = state.get("offsets", {})
         self._clocks: dict[str, tuple[float, float]] = {}  # by server: its time, and ours
-        self.log_place: list[int] = held.get("log_place", [0, 0])  # inode and bytes read
-        self.counters: dict[str, float] = held.get("counters", {})  # the latest value
-        self.counted: dict[str, float] = held.get("counted", {})  # the increase while recorded
+        self.log_place: list[int] = state.get("log_place", [0, 0])  # inode and bytes read
+        self.counters: dict[str, float] = state.get("counters", {})  # the latest value
+        self.counted: dict[str, float] = state.get("counted", {})  # the increase while recorded
         self.events = Files(folder, "events", most_bytes, self.counts)
         self.requests = Files(folder, "requests", most_bytes, self.counts)
+        self._recover(*state.get("files", [[0, 0], [0, 0]]))
+        self.counts["starts"] += 1
+
+    def _recover(self, events: list[int], requests: list[int]) -> None:
+        """Continue after the last lines, which a recorder that was killed wrote after its state."""
+        for at_s, batch, number, server, sent_s in self.events.rows_after(events):
+            self.next[server], self.sent[server] = number + 1, sent_s
+            self._offsets[server] = sent_s - at_s
+            for name, more in (("batches", 1), ("events", len(batch)), ("events_lines", 1)):
+                self.counts[name] += more
+        for row in self.requests.rows_after(requests):
+            self.log_place[:] = row["log_place"]
+            self.counts["requests_lines"] += 1
 
     def hashed(self, value: object) -> str | None:
         if value is None or value == "":
@@ -117,26 +155,38 @@ class Recording:
         plain = value if isinstance(value, bytes) else str(value).encode()
         return hashlib.blake2b(plain, key=self._key, digest_size=8).hexdigest()
 
-    def batch(self, server: str, number: int, payload: bytes, now_s: float | None) -> None:
-        """Take a batch of KV events; `now_s` is our monotonic time, None if it was replayed."""
+    def batch(self, server: str, number: int, payload: bytes, *, is_replayed: bool) -> None:
+        """Take a batch of KV events."""
         import msgspec
 
+        self.next[server] = number + 1
         try:
             told = msgspec.msgpack.decode(payload)
             sent_s, events = float(told[0]), [self._event(each) for each in told[1]]
         except (ValueError, TypeError, LookupError, msgspec.MsgspecError):
             self.counts["bad_batches"] += 1
+            self.sent.pop(server, None)
             return
-        if now_s is not None:
-            before = self._clocks.get(server)
-            self._clocks[server] = sent_s, now_s
-            jump = 0.0 if before is None else (sent_s - before[0]) - (now_s - before[1])
-            if abs(jump) > JUMP_S:
-                self.counts["clock_jumps"] += 1
-                self._offsets[server] = self._offsets.get(server, 0.0) + jump
+        at_s = round(sent_s - self._offset(server, sent_s, is_replayed=is_replayed), 6)
+        self.sent[server] = sent_s
         self.counts["batches"] += 1
         self.counts["events"] += len(events)
-        self.events.write([round(sent_s - self._offsets.get(server, 0.0), 6), events])
+        self.events.write([at_s, events, number, server, sent_s])
+
+    def _offset(self, server: str, sent_s: float, *, is_replayed: bool) -> float:
+        """Return the seconds that the server's clock has jumped, this batch included."""
+        now_s = time.monotonic()
+        sent_before_s, before_s = self._clocks.get(server, (sent_s, now_s))
+        jump = (sent_s - sent_before_s) - (now_s - before_s)
+        if is_replayed and jump < 0:  # it was sent at any time since
+            jump = min(sent_s - sent_before_s, 0.0)
+        if abs(jump) > JUMP_S:
+            self.counts["clock_jumps"] += 1
+            self._offsets[server] = self._offsets.get(server, 0.0) + jump
+            self._clocks[server] = sent_before_s + jump, before_s
+        if not is_replayed:
+            self._clocks[server] = sent_s, now_s
+        return self._offsets.get(server, 0.0)
 
     def _event(self, told: Any) -> dict[str, object]:
         # an object, or an array of its type and its fields
@@ -156,23 +206,24 @@ class Recording:
         return found
 
     def logged(self, line: bytes) -> None:
-        """Take a line of SGLang's request log; lines of other events are passed over."""
+        """Take a line of SGLang's request log, at `log_place`; other lines are passed over."""
+        if b'"request.finished"' not in line:
+            return
         try:
-            told = json.loads(line)
+            told = json.loads(line[line.index(b"{") :])  # after the time in brackets
             if told.get("event") != "request.finished":
                 return
-            asked, out = told["obj"], told["out"]
-            meta = out["meta_info"]
+            asked, meta = told["obj"], told["out"]["meta_info"]
             ended_s = datetime.fromisoformat(told["timestamp"]).timestamp()
-            row = {
+            row: dict[str, Any] = {
                 "timestamp": round(1000 * (ended_s - meta.get("e2e_latency", 0.0))),
                 "input_length": int(meta["prompt_tokens"]),
                 "output_length": int(meta["completion_tokens"]),
             }
-            tokens = asked.get("input_ids")
-            if tokens and len(tokens) == row["input_length"]:
-                space = [asked.get(each) for each in ("lora_path", "extra_key", "cache_salt")]
+            tokens = asked.get("input_ids") or []
+            if len(tokens) == row["input_length"] and "..." not in tokens:  # level 2 cuts them
                 row["hash_ids"] = [*self._blocks(tokens)]
+                space = [asked.get(each) for each in ("lora_path", "extra_key", "cache_salt")]
                 if any(space):
                     row["namespace"] = self.hashed(repr(space))
             else:
@@ -180,7 +231,7 @@ class Recording:
         except (ValueError, TypeError, LookupError, AttributeError):
             self.counts["bad_log_lines"] += 1
             return
-        self.requests.write(row)
+        self.requests.write(row | {"log_place": self.log_place})
 
     def _blocks(self, tokens: list[int]) -> Iterator[str]:
         digest = b""
@@ -192,10 +243,15 @@ class Recording:
     def scraped(self, text: str) -> None:
         """Take a page of Prometheus; the values of a counter are summed over its labels."""
         sums: dict[str, float] = {}
+        kind = ""  # of the samples below its line
         for line in text.splitlines():
+            if line.startswith("# TYPE "):
+                kind = line.split()[3]
             name = line.partition("{")[0].partition(" ")[0]
-            if not line.startswith("#") and name.endswith(("_total", "_count", "_sum")):
-                sums[name] = sums.get(name, 0.0) + float(line.rpartition(" ")[2])
+            ends = ("_count", "_sum") if kind in ("histogram", "summary") else "_total"
+            if kind not in ("", "gauge") and not line.startswith("#") and name.endswith(ends):
+                told = line.removeprefix(name).rpartition("}")[2].split()[0]
+                sums[name] = sums.get(name, 0.0) + float(told)
         for name, value in sums.items():
             before = self.counters.get(name)
             if before is not None:  # after a restart of the server, it counts from 0
@@ -204,12 +260,14 @@ class Recording:
         self.counters = sums
 
     def save(self) -> None:
-        """Write what was seen to recording.json, and the counters to counters.jsonl."""
+        """Write what was seen to recording.json."""
         state = {
             "counts": self.counts,
             "lost": self.sentences(),
             "next": self.next,
+            "sent": self.sent,
             "offsets": self._offsets,
+            "files": [self.events.place, self.requests.place],
             "log_place": self.log_place,
             "counters": self.counters,
             "counted": self.counted,
@@ -219,23 +277,16 @@ class Recording:
             new.write_text(json.dumps(state, indent=1))
             new.replace(self.folder / "recording.json")
         except OSError:  # the disk is full: the next call tries again
-            self.counts["unwritten_states"] = self.counts.get("unwritten_states", 0) + 1
+            self.counts["unwritten_states"] += 1
+
+    @property
+    def faults(self) -> dict[str, int]:
+        return {name: self.counts[name] for name in FAULTS if self.counts[name]}
 
     def sentences(self) -> list[str]:
         """Say what the recording lacks."""
         count = self.counts
-        told = {
-            "lost_batches": "batches of events were lost, and the server no longer has them",
-            "bad_batches": "batches of events could not be read",
-            "server_restarts": "restarts of a server: its last batches before may be missing, and "
-            "its cache was empty",
-            "clock_jumps": "jumps of a server's clock: later times are corrected by the jump",
-            "unwritten_lines": "lines could not be written (disk full)",
-            "bad_log_lines": "lines of the request log could not be read",
-            "requests_without_tokens": "requests were logged without token ids, so that their "
-            "prefixes are unknown (send input_ids, --log-requests-level 3)",
-        }
-        found = [f"{count[name]:,} {what}" for name, what in told.items() if count[name]]
+        found = [f"{number:,} {FAULTS[name]}" for name, number in self.faults.items()]
         if count["starts"] > 1:
             found.append(f"the recorder was started {count['starts']} times")
         served = sum(x for name, x in self.counted.items() if "num_requests_total" in name)
@@ -259,34 +310,39 @@ class Subscriber:
         self.socket.set_hwm(0)
         self.socket.subscribe(b"")
         self.socket.connect(events)
-        if replay is not None:  # what was sent while no recorder ran
-            self._replayed(recording.next.get(events, 0), None)
 
     def take(self) -> None:
-        """Take the next message."""
+        """Take the next message, after those that are missing before it."""
         frames = self.socket.recv_multipart()
-        number, expected = int.from_bytes(frames[-2], "big"), self._recording.next.get(self._server)
-        if expected is not None and number < expected:
-            self._recording.counts["server_restarts"] += 1
-            expected = 0
-        if expected is not None and number > expected:
-            self._replayed(expected, number)
-        self._take(number, frames[-1], time.monotonic())
+        if len(frames) < 2:
+            self._recording.counts["bad_batches"] += 1
+            return
+        number = int.from_bytes(frames[-2], "big")
+        self.catch_up(number)
+        self._recording.batch(self._server, number, frames[-1], is_replayed=False)
 
-    def _take(self, number: int, payload: bytes, now_s: float | None) -> None:
-        self._recording.batch(self._server, number, payload, now_s)
-        self._recording.next[self._server] = number + 1
-
-    def _replayed(self, begin: int, end: int | None) -> None:
-        """Ask for the batches [begin, end), or all from `begin` on; count those that are gone."""
-        recording = self._recording
-        for number, payload in self._answers(begin):
-            if number < begin or (end is not None and number >= end):
-                continue
-            recording.counts["lost_batches"] += number - begin
-            recording.counts["replayed_batches"] += 1
-            self._take(number, payload, None)
-            begin = number + 1
+    def catch_up(self, end: int | None = None) -> None:
+        """Ask for the missing batches before `end`, or for all; count those that are gone."""
+        recording, server = self._recording, self._server
+        begin = recording.next.get(server, 0)
+        if begin == end or (server not in recording.next and self._replay_at is None):
+            return
+        answers = self._answers(max(begin - 1, 0))
+        # a server that was started again may have sent more batches than it had before
+        is_other = server in recording.sent and any(
+            number == begin - 1 and _sent_s(payload) != recording.sent[server]
+            for number, payload in answers[:1]
+        )
+        if is_other or (end is not None and end < begin):
+            recording.counts["server_restarts"] += 1
+            begin = 0
+            answers = self._answers(0)
+        for number, payload in answers:
+            if number >= begin and (end is None or number < end):
+                recording.counts["lost_batches"] += number - begin
+                recording.counts["replayed_batches"] += 1
+                recording.batch(server, number, payload, is_replayed=True)
+                begin = number + 1
         if end is not None:
             recording.counts["lost_batches"] += end - begin
 
@@ -311,23 +367,37 @@ class Subscriber:
         return found
 
 
-def new_lines(path: Path, place: list[int]) -> Iterator[bytes]:
-    """Yield the whole lines of a log after `place`, and move it: [inode, bytes read].
+def _sent_s(payload: bytes) -> float:
+    import msgspec
 
-    A log that was rotated is read from its start.
+    return float(msgspec.msgpack.decode(payload)[0])
+
+
+def new_lines(path: Path, recording: Recording) -> Iterator[bytes]:
+    """Yield the whole lines of a log after `recording.log_place`, and move it.
+
+    A log that was rotated meanwhile is read to its end, and then its successors.
     """
+    place = recording.log_place
     try:
-        with path.open("rb") as file:
-            inode, size = os.fstat(file.fileno()).st_ino, os.fstat(file.fileno()).st_size
-            if place[0] != inode or size < place[1]:
-                place[:] = [inode, 0]
-            file.seek(place[1])
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                place[1] += len(line)
-                yield line
-    except OSError:
+        files = [x for x in path.parent.iterdir() if x.name.startswith(path.name) and x != path]
+        files = [x for x in files if x.suffix != ".gz"]
+        files = [*sorted(files, key=lambda x: x.stat().st_mtime_ns), path]
+        inodes = [each.stat().st_ino for each in files]
+        if place[0] not in (0, *inodes):
+            recording.counts["lost_logs"] += 1
+        first = inodes.index(place[0]) if place[0] in inodes else -1
+        for each, inode in list(zip(files, inodes, strict=True))[first:]:
+            with each.open("rb") as file:
+                if place[0] != inode or os.fstat(file.fileno()).st_size < place[1]:
+                    place[:] = [inode, 0]
+                file.seek(place[1])
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    place[1] += len(line)
+                    yield line
+    except OSError:  # it is not there yet, or is being rotated
         return
 
 
@@ -338,27 +408,35 @@ def record(options: argparse.Namespace) -> Recording:
     subscribers = [
         Subscriber(recording, *each) for each in zip(options.events, replays, strict=True)
     ]
-    begin = saved = time.monotonic()
     stopped: list[int] = []
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda number, _: stopped.append(number))
-    while not stopped and time.monotonic() - begin < options.seconds:
+    begin = time.monotonic()
+    saved, faults = float("-inf"), recording.faults
+    is_over = False
+    while not is_over:
+        is_over = bool(stopped) or time.monotonic() - begin >= options.seconds
         is_idle = True
         for subscriber in subscribers:
             if subscriber.socket.poll(20):
                 is_idle = False
                 subscriber.take()
-        for line in new_lines(options.log, recording.log_place) if options.log else ():
+            while is_over and subscriber.socket.poll(0):
+                subscriber.take()
+            if is_over:
+                subscriber.catch_up()
+        for line in new_lines(options.log, recording) if options.log else ():
             is_idle = False
             recording.logged(line)
-        if is_idle and not subscribers:
-            time.sleep(0.1)
-        if time.monotonic() - saved >= options.every:
+        is_due = is_over or time.monotonic() - saved >= options.every
+        if is_due:
             saved = time.monotonic()
             _scrape(recording, options.metrics)
+        if is_due or recording.faults != faults:  # these are in no other file
             recording.save()
-    _scrape(recording, options.metrics)
-    recording.save()
+            faults = recording.faults
+        if is_idle and not subscribers:
+            time.sleep(0.1)
     for files in (recording.events, recording.requests):
         files.close()
     return recording
@@ -372,9 +450,8 @@ def _scrape(recording: Recording, address: str | None) -> None:
             recording.scraped(page.read().decode())
         with (recording.folder / "counters.jsonl").open("a") as file:
             file.write(json.dumps({"time": time.time(), **recording.counters}) + "\n")
-    except (OSError, ValueError):
-        count = recording.counts.get("missed_scrapes", 0)
-        recording.counts["missed_scrapes"] = count + 1
+    except (OSError, ValueError, LookupError):
+        recording.counts["missed_scrapes"] += 1
 
 
 def main(arguments: Iterable[str] | None = None) -> None:

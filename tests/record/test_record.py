@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -26,16 +27,41 @@ def free_address():
         return f"tcp://127.0.0.1:{found.getsockname()[1]}"
 
 
-def recorded(folder, *options, engine="light", python=sys.executable, env=None):
-    """Record the traffic of a publisher, and return what recording.json says."""
+def recorder(folder, *options):
+    command = [sys.executable, record.__file__, str(folder), *options]
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+
+def lines_of(folder, stem="events"):
+    files = sorted((folder / stem).glob("*.jsonl"))
+    return [line for each in files for line in each.read_text().splitlines()]
+
+
+def recorded(
+    folder, *options, engine="light", python=sys.executable, env=None, kill=False, most=None
+):
+    """Record the traffic of a publisher, and return what recording.json says.
+
+    With `kill`, the recorder is killed and started again after 30 lines; with `most`, its disk
+    takes files of so many bytes.
+    """
     events, replay = free_address(), free_address()
-    recorder = [sys.executable, record.__file__, str(folder), "--events", events]
-    recording = subprocess.Popen([*recorder, "--replay", replay], stderr=subprocess.DEVNULL)
+    addresses = ["--events", events, "--replay", replay]
+    recording = recorder(folder, *addresses)
+    if most is not None:
+        resource.prlimit(recording.pid, resource.RLIMIT_FSIZE, (most, most))
     traffic = [python, "-m", "tests.record.traffic", engine, events, replay, *options]
-    try:
-        subprocess.run(traffic, check=True, cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
-    finally:
-        recording.send_signal(signal.SIGTERM)
+    with subprocess.Popen(traffic, cwd=ROOT, env=env, stdout=subprocess.DEVNULL) as sending:
+        try:
+            while kill and len(lines_of(folder)) < 30 and sending.poll() is None:
+                time.sleep(0.02)
+            if kill:
+                recording.kill()
+                recording.wait()
+                recording = recorder(folder, *addresses)
+            assert sending.wait() == 0
+        finally:
+            recording.send_signal(signal.SIGTERM)
     assert recording.wait() == 0
     return json.loads((folder / "recording.json").read_text())
 
@@ -59,8 +85,8 @@ def shared(prompts):
     return sorted(found)
 
 
-def assert_equal_to_sent(folder):
-    found, sent = replayed(folder), requests()
+def assert_equal_to_sent(path, sent=None):
+    found, sent = replayed(path), sent or requests()
     assert lengths(found) == sorted((len(prompt), len(answer)) for prompt, answer in sent)
     as_bytes = (b"".join(x.to_bytes(4, "little") for x in prompt) for prompt, _ in sent)
     assert shared(each.prompt.to_bytes() for each in found) == shared(as_bytes)
@@ -69,8 +95,8 @@ def assert_equal_to_sent(folder):
 def test_a_recording_has_the_requests_tokens_and_prefixes_that_were_sent(tmp_path):
     said = recorded(tmp_path)
     assert said["lost"] == []
-    assert_equal_to_sent(tmp_path)
-    text = "".join(each.read_text() for each in tmp_path.glob("*.jsonl"))
+    assert_equal_to_sent(tmp_path / "events")
+    text = "".join(each.read_text() for each in tmp_path.rglob("*.jsonl"))
     assert "token_ids" not in text
 
 
@@ -80,13 +106,62 @@ def test_lost_messages_a_restart_and_a_jump_of_the_clock_are_mended_and_counted(
     assert counts["replayed_batches"] >= 1
     assert (counts["lost_batches"], counts["server_restarts"], counts["clock_jumps"]) == (0, 1, 1)
     assert len(said["lost"]) == 2
-    assert_equal_to_sent(tmp_path)
+    assert_equal_to_sent(tmp_path / "events")
 
 
 def test_messages_that_the_server_no_longer_has_are_counted_as_lost(tmp_path):
     counts = recorded(tmp_path, "--drop", "20", "--kept", "1")["counts"]
     assert counts["lost_batches"] > 0
     assert counts["batches"] + counts["lost_batches"] in (98, 99)  # the last one may be lost
+
+
+def test_a_recorder_killed_and_started_again_repeats_nothing_and_misses_nothing(tmp_path):
+    said = recorded(tmp_path, "--drop", "20", kill=True)
+    assert said["counts"]["batches"] == said["counts"]["events_lines"] == len(lines_of(tmp_path))
+    assert said["lost"] == ["the recorder was started 2 times"]
+    assert_equal_to_sent(tmp_path / "events")
+
+
+def test_a_recorder_on_a_full_disk_lives_and_counts_what_it_did_not_write(tmp_path):
+    said = recorded(tmp_path, most=6000)
+    counts, rows = said["counts"], [json.loads(line) for line in lines_of(tmp_path)]
+    assert 0 < len(rows) == counts["batches"] - counts["unwritten_lines"] < counts["batches"]
+    assert "disk full" in " ".join(said["lost"])
+
+
+class Server:
+    """A server that answers a subscriber of its replay from a list."""
+
+    def __init__(self, recording, times):
+        import msgspec
+
+        self.subscriber = record.Subscriber(recording, free_address(), "replay")
+        self.subscriber.socket.close()
+        event = {"type": "BlockStored", "block_hashes": [1], "block_size": 16}
+        self.batches = [msgspec.msgpack.encode([each, [event]]) for each in times]
+        self.subscriber._answers = lambda begin: [*enumerate(self.batches)][begin:]
+
+
+def test_a_server_that_restarted_unseen_is_told_by_the_time_of_its_last_batch(tmp_path):
+    recording = Recording(tmp_path)
+    old, new = Server(recording, [1.0, 2.0]), Server(recording, [8.0, 9.0, 9.5, 9.7])
+    old.subscriber.catch_up(2)
+    old.subscriber._answers = new.subscriber._answers
+    old.subscriber.catch_up(4)  # two more than the old server had sent
+    recording.events.close()
+    assert [json.loads(line)[0] for line in lines_of(tmp_path)] == [1, 2, 8, 9, 9.5, 9.7]
+    assert recording.faults == {"server_restarts": 1}
+
+
+def test_a_clock_that_jumps_while_messages_are_lost_jumps_once(tmp_path):
+    recording = Recording(tmp_path)
+    server = Server(recording, [100.0, 3700.1, 3700.2])
+    recording.batch("a", 0, server.batches[0], is_replayed=False)
+    recording.batch("a", 1, server.batches[1], is_replayed=True)
+    recording.batch("a", 2, server.batches[2], is_replayed=False)
+    recording.events.close()
+    assert recording.faults == {"clock_jumps": 1}
+    assert [json.loads(x)[0] for x in lines_of(tmp_path)] == pytest.approx([100] * 3, abs=5)
 
 
 def test_lines_that_a_full_disk_refuses_are_counted_and_leave_no_half_line(tmp_path):
@@ -100,7 +175,7 @@ def test_lines_that_a_full_disk_refuses_are_counted_and_leave_no_half_line(tmp_p
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
-    lines = (tmp_path / "events-000001.jsonl").read_text().splitlines()
+    lines = (tmp_path / "events/000001.jsonl").read_text().splitlines()
     recording.events.close()
     assert all(json.loads(line)[1] == [] for line in lines)
     assert 0 < len(lines) == 20 - recording.counts["unwritten_lines"]
@@ -108,17 +183,24 @@ def test_lines_that_a_full_disk_refuses_are_counted_and_leave_no_half_line(tmp_p
 
 
 def test_a_recorder_that_is_started_again_continues_its_hashes_and_files(tmp_path):
-    first, second = Recording(tmp_path), Recording(tmp_path)
-    first.events.write([1, []])
-    first.next["a"] = 5
+    first = Recording(tmp_path)
     first.save()
+    first.events.write([1, [], 4, "a", 3601])
     first.events.close()
+    with (tmp_path / "events/000001.jsonl").open("a") as file:
+        file.write("[2, [")  # the machine stopped here
     second = Recording(tmp_path)
-    second.events.write([2, []])
+    second.events.write([2, [], 5, "a", 3602])
     second.events.close()
     assert first.hashed(b"x") == second.hashed(b"x")
-    assert second.next == {"a": 5}
-    assert len([*tmp_path.glob("events-*.jsonl")]) == 2
+    assert (second.next, second.sent, second.counts["starts"]) == ({"a": 5}, {"a": 3601}, 2)
+    assert [json.loads(line)[0] for line in lines_of(tmp_path)] == [1, 2]
+
+
+def test_a_key_that_a_full_disk_cut_is_made_anew(tmp_path):
+    (tmp_path / "key").touch()
+    assert Recording(tmp_path).hashed(b"x") != Recording(tmp_path / "other").hashed(b"x")
+    assert (tmp_path / "key").stat().st_size == 32
 
 
 def test_an_anonymous_copy_has_the_same_requests_and_prefixes_and_no_text(tmp_path):

@@ -38,6 +38,11 @@ END = (1 << 64) - 1  # number that ends a replay
 NAMES = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
 KEPT = ("type", "block_size", "medium", "group_idx", "kv_cache_spec_kind", "locality", "ownership")
 HASHED = ("lora_id", "lora_name", "cache_salt", "session_id")
+COUNTS = (
+    *("starts", "batches", "events", "replayed_batches", "lost_batches", "bad_batches"),
+    *("server_restarts", "clock_jumps", "unwritten_lines", "events_lines", "requests_lines"),
+    *("requests_without_tokens", "bad_log_lines"),
+)
 
 
 class Files:
@@ -90,17 +95,7 @@ class Recording:
         self._key = key.read_bytes()
         state = folder / "recording.json"
         held = json.loads(state.read_text()) if state.exists() else {}
-        names: tuple[str, ...] = (
-            "starts",
-            "batches",
-            "events",
-            "replayed_batches",
-            "lost_batches",
-            "bad_batches",
-        )
-        names += ("server_restarts", "clock_jumps", "unwritten_lines", "events_lines")
-        names += ("requests_lines", "requests_without_tokens", "bad_log_lines")
-        self.counts: dict[str, int] = {each: held.get("counts", {}).get(each, 0) for each in names}
+        self.counts: dict[str, int] = {each: held.get("counts", {}).get(each, 0) for each in COUNTS}
         self.counts["starts"] += 1
         self.next: dict[str, int] = held.get("next", {})  # by server: number of its next batch
         self._offsets: dict[str, float] = held.get("offsets", {})  # by server: seconds of jumps
@@ -265,6 +260,9 @@ class Subscriber:
     def take(self) -> None:
         """Take the next message."""
         frames = self.socket.recv_multipart()
+        if len(frames) < 2:
+            self._recording.counts["bad_batches"] += 1
+            return
         number, expected = int.from_bytes(frames[-2], "big"), self._recording.next.get(self._server)
         if expected is not None and number < expected:
             self._recording.counts["server_restarts"] += 1
@@ -303,6 +301,9 @@ class Subscriber:
         socket.send_multipart([b"", begin.to_bytes(8, "big")])
         while socket.poll(1000 * REPLAY_S):
             frames = socket.recv_multipart()
+            if len(frames) < 2:
+                self._recording.counts["bad_batches"] += 1
+                continue
             number = int.from_bytes(frames[-2], "big")
             if number == END:
                 break

@@ -6,12 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from hicache.cli import anonymize, record
-from hicache.cli.record import Recording
+from hicache.cli.record import END, Recording, Subscriber
 from hicache.runs.schema import config_of
 from hicache.workload.workload import load_workload
 from tests.record.traffic import BLOCK, requests
@@ -87,6 +89,28 @@ def test_messages_that_the_server_no_longer_has_are_counted_as_lost(tmp_path):
     counts = recorded(tmp_path, "--drop", "20", "--kept", "1")["counts"]
     assert counts["lost_batches"] > 0
     assert counts["batches"] + counts["lost_batches"] in (98, 99)  # the last one may be lost
+
+
+def test_messages_without_a_number_are_counted_as_bad_batches(tmp_path):
+    recording, replay = Recording(tmp_path), free_address()
+    subscriber = Subscriber(recording, "inproc://unused", None)
+    subscriber._replay_at = replay
+    subscriber.socket.close()
+    subscriber.socket = mock.Mock(recv_multipart=lambda: [b"no number"])
+    subscriber.take()
+
+    def answer(server):
+        name, *_ = server.recv_multipart()
+        for frames in ([b"no number"], [b"", END.to_bytes(8, "big"), b""]):
+            server.send_multipart([name, *frames])
+
+    with zmq.Context.instance().socket(zmq.ROUTER) as server:
+        server.bind(replay)
+        answering = threading.Thread(target=answer, args=(server,))
+        answering.start()
+        assert subscriber._answers(0) == []
+        answering.join()
+    assert recording.counts["bad_batches"] == 2
 
 
 def test_lines_that_a_full_disk_refuses_are_counted_and_leave_no_half_line(tmp_path):

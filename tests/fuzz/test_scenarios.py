@@ -53,7 +53,7 @@ def test_scenario_depends_on_its_seed_and_number_alone() -> None:
 
 def test_every_setting_is_drawn_or_listed_as_undrawn() -> None:
     drawn = {key for knob in KNOBS for key in knob.keys}
-    for workload in ("talk", "chat"):
+    for workload in ("talk", "chat", "agents"):
         more = {"kinds": "all", "workload": workload, "pools.storage": "3.0"}
         drawn |= set(plan_of({**PLAIN, **more}).overrides)
     areas = ("workload", "parallel", "cache", "prefetch", "scheduler", "storage", "engine")

@@ -359,6 +359,9 @@ class Subscriber:
         socket.send_multipart([b"", begin.to_bytes(8, "big")])
         while socket.poll(1000 * REPLAY_S):
             frames = socket.recv_multipart()
+            if len(frames) < 2:
+                self._recording.counts["bad_batches"] += 1
+                continue
             number = int.from_bytes(frames[-2], "big")
             if number == END:
                 break

@@ -11,6 +11,7 @@ from hicache.cache.kinds import FULL
 from hicache.cli.explain.command import lines, main
 from hicache.cli.explain.rerun import rerun
 from hicache.cli.explain.segments import Steps, segments_of
+from hicache.cli.explain.story import _headline, _size
 from hicache.cli.explain.trace import events_of, write_trace
 from hicache.observe.timeline import KINDS
 from hicache.results.metrics import HANDOVER_PARTS, TTFT_PARTS, Status, summarize
@@ -268,3 +269,37 @@ def test_the_command_explains_sessions_by_their_ids_and_writes_a_trace(
         with pytest.raises(SystemExit, match="2"):
             main(arguments)
         assert refusal in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"device_hit_len": 30, "host_hit_len": 0, "storage_hit_len": 0, "computed_len": 70},
+            "prompt of 100 tokens: 30 on the device, 70 computed",
+        ),
+        (
+            {"device_hit_len": 0, "host_hit_len": 60, "storage_hit_len": 30, "computed_len": 10,
+             "draft_cold_len": 5},
+            "prompt of 100 tokens: 60 on the host, 30 read from storage, 10 computed, "
+            "5 of the hits without KV of the draft",
+        ),
+        (
+            {"device_hit_len": 0, "host_hit_len": 0, "storage_hit_len": 0, "computed_len": 0},
+            "prompt of 100 tokens: never admitted",
+        ),
+    ],
+)  # fmt: skip
+def test_the_prompt_of_a_request_is_told_by_where_its_tokens_were(make_record, changes, told):
+    assert _size(make_record(0, prompt_len=100, **changes)) == told
+
+
+def test_the_first_line_names_the_longest_part_of_the_time_to_the_first_token(make_record):
+    longest = {"own": 10, "shared": 20, "fence": 30, "stalled": 45}
+    record = make_record(
+        0, arrival_ns=0, first_token_ns=250, storage_wait_ns=70, load_back_ns=0,
+        queue_for_ns={}, prefill_for_ns=longest,
+    )  # fmt: skip
+    assert _headline(record) == "first token after 0 µs, 30% of it waiting between its steps"
+    record = make_record(1, status=Status.aborted, first_token_ns=None, reason="its client left")
+    assert _headline(record) == "aborted before its first token: its client left"

@@ -60,7 +60,7 @@ def test_what_cannot_go_with_a_fixed_choice_gives_way_to_it() -> None:
 
 def test_every_setting_is_drawn_or_listed_as_undrawn() -> None:
     drawn = {key for knob in KNOBS for key in knob.keys}
-    for workload in ("talk", "chat"):
+    for workload in ("talk", "chat", "agents"):
         more = {"kinds": "all", "workload": workload, "pools.storage": "3.0"}
         drawn |= set(plan_of({**PLAIN, **more}).overrides)
     areas = ("workload", "parallel", "cache", "prefetch", "scheduler", "storage", "engine")

@@ -6,13 +6,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from hicache.cli import anonymize, record
-from hicache.cli.record import Recording
+from hicache.cli.record import END, Recording, Subscriber
 from hicache.runs.schema import config_of
 from hicache.workload.workload import load_workload
 from tests.record.traffic import BLOCK, requests
@@ -162,6 +164,27 @@ def test_a_clock_that_jumps_while_messages_are_lost_jumps_once(tmp_path):
     recording.events.close()
     assert recording.faults == {"clock_jumps": 1}
     assert [json.loads(x)[0] for x in lines_of(tmp_path)] == pytest.approx([100] * 3, abs=5)
+
+
+def test_messages_without_a_number_are_counted_as_bad_batches(tmp_path):
+    recording, replay = Recording(tmp_path), free_address()
+    subscriber = Subscriber(recording, "inproc://unused", replay)
+    subscriber.socket.close()
+    subscriber.socket = mock.Mock(recv_multipart=lambda: [b"no number"])
+    subscriber.take()
+
+    def answer(server):
+        name, *_ = server.recv_multipart()
+        for frames in ([b"no number"], [b"", END.to_bytes(8, "big"), b""]):
+            server.send_multipart([name, *frames])
+
+    with zmq.Context.instance().socket(zmq.ROUTER) as server:
+        server.bind(replay)
+        answering = threading.Thread(target=answer, args=(server,))
+        answering.start()
+        assert subscriber._answers(0) == []
+        answering.join()
+    assert recording.counts["bad_batches"] == 2
 
 
 def test_lines_that_a_full_disk_refuses_are_counted_and_leave_no_half_line(tmp_path):

@@ -39,3 +39,27 @@ def test_a_directory_without_either_file_is_refused(tmp_path):
     assert not has_requests(tmp_path)
     with pytest.raises(FileNotFoundError, match="holds neither"):
         read_requests(tmp_path)
+
+
+@pytest.mark.parametrize("spoil", ["drop", "texts"])
+def test_a_file_without_a_column_of_numbers_is_refused(tmp_path, make_record, spoil):
+    write_requests(tmp_path, [make_record(0)])
+    table = read_requests(tmp_path)
+    if spoil == "drop":
+        del table["prompt_len"]
+    else:
+        table["prompt_len"] = "many"
+    table.to_parquet(tmp_path / FILES[0])
+    with pytest.raises(ValueError, match="lacks a column of numbers prompt_len"):
+        read_requests(tmp_path)
+    (tmp_path / FILES[0]).write_bytes(b"no table")
+    with pytest.raises(ValueError, match="is damaged"):
+        read_requests(tmp_path)
+
+
+def test_the_columns_of_a_file_have_one_type_even_without_values(tmp_path, make_record):
+    none = make_record(0, status=Status.rejected, first_token_ns=None, finish_ns=None, reason="x")
+    write_requests(tmp_path, [none])
+    held = read_requests(tmp_path)
+    assert held["finish_ns"].isna().all()
+    assert (held["prompt_len"].dtype.kind, held["reason"].tolist()) == ("i", ["x"])

@@ -10,7 +10,7 @@ import pytest
 
 from hicache.cli.main import main
 from hicache.workload import trace
-from hicache.workload.trace import TraceError
+from hicache.workload.trace import OddRow, TraceError, time_ns
 from hicache.workload.workload import Workload
 from tests.workload.traces import load, write_lines
 
@@ -437,3 +437,23 @@ def test_the_shards_of_a_folder_are_read_in_the_order_of_their_numbers(tmp_path)
 def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(TraceError, match="the folder holds no files"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (1.5, 1_500_000_000),
+        ("2", 2_000_000_000),
+        ("1970-01-02T00:00:01.25", 86_401_250_000_000),
+        ("1970-01-01T03:00:00+02:00", 3_600_000_000_000),
+        ("1970-01-01T03:00:00-02:00", 5 * 3_600_000_000_000),
+    ],
+)
+def test_a_time_is_a_number_or_a_date_which_without_a_zone_is_in_utc(value, wanted):
+    assert time_ns(value, 10**9) == wanted
+
+
+@pytest.mark.parametrize("value", [True, None, "soon", "0001-01-01T00:00:00+23:00x", [1]])
+def test_what_is_neither_a_number_nor_a_date_is_no_time(value):
+    with pytest.raises(OddRow, match="t must be a number or a date"):
+        time_ns(value, 1, "t")

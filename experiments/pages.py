@@ -3,14 +3,15 @@
 python -m experiments.pages --list            every page, its runs, minutes, commit and canary
 python -m experiments.pages routing           the missing runs of a page, then its tables
 python -m experiments.pages                   all pages
+python -m experiments.pages published --long  also with the programs that take an evening
 python -m experiments.pages --canaries        the canaries: which pages are stale
 
 A page is a file of `experiments/findings/`. It has the arms that are compared, the conditions under
-which they are, and the claims; or it names the command of a program that makes the page. Runs are
-kept in `outputs/pages`, by configuration and code. Their metrics go to
-`experiments/results/NAME.json`, and tables of these to `docs/NAME.md`, between `<!-- begin -->` and
-`<!-- end -->`. A canary is a small run of the page. The page is stale if its summary has changed
-since the page was made.
+which they are, and the claims; or it names programs (`commands`, and `long` ones for `--long`) with
+the tables (`texts`) and other files (`copies`) that they write; or both. Runs are kept in
+`outputs/pages`, by configuration and code. Their metrics go to `experiments/results/NAME.json`, and
+tables of these to `docs/NAME.md`, between `<!-- begin -->` and `<!-- end -->`. A canary is a small
+run of the page. The page is stale if its summary has changed since the page was made.
 """
 
 import json
@@ -25,6 +26,7 @@ from hashlib import sha256
 from itertools import chain
 from os import cpu_count, times
 from pathlib import Path
+from shutil import copyfile
 from statistics import fmean
 from time import process_time
 from typing import Any
@@ -245,7 +247,8 @@ def draw(finding: Finding, results: Results, path: Path) -> None:
 def text_of(name: str, finding: Finding, stored: Mapping[str, Any], canary: str) -> str:
     """Return what stands on a page between its two marks."""
     results, made = stored.get("results", {}), stored["made"]
-    parts = [arms_table(finding, results, table) for table in finding.get("tables", ())]
+    parts = [*stored.get("texts", ())]
+    parts += [arms_table(finding, results, table) for table in finding.get("tables", ())]
     if "claims" in finding:
         parts.append(claims_table(finding, results))
     told = f"Made at {made['commit']} on {made['date']}, {made['machine']}"
@@ -286,19 +289,21 @@ def made_now(minutes: float, canary: str) -> dict[str, Any]:
             "canary": canary}  # fmt: skip
 
 
-def remake(name: str, finding: Finding) -> None:
+def remake(name: str, finding: Finding, *, long: bool = False) -> None:
     """Run what a page needs, and write its results, figure, tables and stamp."""
-    stored: dict[str, Any] = {}
     began = sum(times()[:4])  # with what has run as other processes
-    for command in finding.get("commands", ()):
+    for command in (*finding.get("commands", ()), *(finding.get("long", ()) if long else ())):
         subprocess.run([sys.executable, "-m", *command.split()], check=True)
     minutes = (sum(times()[:4]) - began) / 60
+    stored: dict[str, Any] = {"texts": [Path(each).read_text() for each in finding.get("texts", ())]}
+    for source, target in finding.get("copies", {}).items():
+        copyfile(source, ROOT / target)
     if "conditions" in finding:
         stored["results"] = results = run(finding)
         arms = chain.from_iterable(each.values() for each in results.values())
         seconds = [*chain.from_iterable(chain.from_iterable(each.pop(SECONDS) for each in arms))]
         known = [each for each in seconds if each]
-        minutes = fmean(known) * len(seconds) / 60 if known else 0
+        minutes += fmean(known) * len(seconds) / 60 if known else 0
         if "figure" in finding:
             draw(finding, results, ROOT / "docs" / finding["figure"]["path"])
     canary = canary_of(finding)
@@ -331,7 +336,8 @@ def listed(found: Mapping[str, Finding]) -> str:
         made = json.loads(path.read_text())["made"] if path.exists() else {}
         runs = sum(len([*each.runs()]) for each in conditions_of(finding))
         state = "not made" if not made else "unchanged" if made["canary"] == now else "**stale**"
-        told = "; ".join([*finding.get("commands", ()), *([f"{runs} runs"] if runs else ())])
+        commands = (*finding.get("commands", ()), *finding.get("long", ()))
+        told = "; ".join([*commands, *([f"{runs} runs"] if runs else ())])
         stamp = (str(made.get(key, "")) for key in ("minutes", "commit", "date"))
         lines.append([name, told, *stamp, state])
     return _markdown(lines)
@@ -343,6 +349,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(found))
     parser.add_argument("--list", action="store_true", help="print a table of all pages")
     parser.add_argument("--canaries", action="store_true", help="run canaries, and no page")
+    parser.add_argument("--long", action="store_true", help="run the long programs of a page, too")
     options = parser.parse_args(arguments)
     with in_one_sentence():
         if unknown := {*options.names} - {*found}:
@@ -352,7 +359,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 _write(CANARIES, {**_canaries(), name: canary_of(found[name])})
                 fill(name, found[name])
             else:
-                remake(name, found[name])
+                remake(name, found[name], long=options.long)
         print(listed(found))
 
 

@@ -101,6 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.seeds > 1:
             text = f"{knees_table(cases, range(options.seeds), run)}\n\n{text}"
         (options.out / "page.md").write_text(text)
+        (options.out / "errors.md").write_text(errors_table(cases, series) + "\n")
         draw(cases, series, options.out / "published.png")
     print(text)
     print(options.out)

@@ -168,20 +168,39 @@ def verdict(found: Estimate, wants: str | float) -> str:
     return "*reverses*" if low > wants or high < -wants else "open"
 
 
+def told(claim: Mapping[str, Any], arms: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return a claim's effect and its verdict under a condition, None if it has not its arms."""
+    arm, over, metric = claim["arm"], claim["over"], claim["metric"]
+    if arm not in arms or over not in arms:
+        return None
+    found = effect(arms, arm, over, metric)
+    return shown(found, metric), verdict(found, claim["wants"])
+
+
 def claims_table(finding: Finding, results: Results) -> str:
     claims = finding["claims"]
     lines = [["condition", *(each["says"] for each in claims)]]
     for condition, arms in results.items():
-        cells = []
-        for claim in claims:
-            arm, over, metric = claim["arm"], claim["over"], claim["metric"]
-            if arm in arms and over in arms:
-                found = effect(arms, arm, over, metric)
-                cells.append(f"{shown(found, metric)} {verdict(found, claim['wants'])}")
-            else:
-                cells.append("")
+        cells = [" ".join(told(claim, arms) or ()) for claim in claims]
         if any(cells):
             lines.append([condition + _limits(arms), *cells])
+    return _markdown(lines)
+
+
+def index(found: Mapping[str, Finding]) -> str:
+    """Return a table of all claims, with the conditions where they hold, are open or reverse."""
+    verdicts = "**holds**", "open", "*reverses*"
+    lines = [["page", "claim", *(each.strip("*") for each in verdicts)]]
+    for name, finding in found.items():
+        path = RESULTS / f"{name}.json"
+        results = json.loads(path.read_text()).get("results", {}) if path.exists() else {}
+        for claim in finding.get("claims", ()):
+            where: dict[str, list[str]] = {each: [] for each in verdicts}
+            for condition, arms in results.items():
+                if (seen := told(claim, arms)) is not None:
+                    where[seen[1]].append(condition.strip("… "))
+            cells = ("; ".join(each) for each in where.values())
+            lines.append([f"[{name}]({name}.md)", claim["says"], *cells])
     return _markdown(lines)
 
 
@@ -251,12 +270,12 @@ def text_of(name: str, finding: Finding, stored: Mapping[str, Any], canary: str)
     parts += [arms_table(finding, results, table) for table in finding.get("tables", ())]
     if "claims" in finding:
         parts.append(claims_table(finding, results))
-    told = f"Made at {made['commit']} on {made['date']}, {made['machine']}"
-    told += f", {made['minutes']:.0f} min of processor time" if made["minutes"] else ""
-    told += f": `python -m experiments.pages {name}`."
+    stamp = f"Made at {made['commit']} on {made['date']}, {made['machine']}"
+    stamp += f", {made['minutes']:.0f} min of processor time" if made["minutes"] else ""
+    stamp += f": `python -m experiments.pages {name}`."
     if canary != made["canary"]:
-        told += " **Stale:** its canary's summary has changed since."
-    return "\n\n".join([*parts, told]) + "\n"
+        stamp += " **Stale:** its canary's summary has changed since."
+    return "\n\n".join([*parts, stamp]) + "\n"
 
 
 def with_text(page: str, text: str) -> str:
@@ -295,7 +314,7 @@ def remake(name: str, finding: Finding, *, long: bool = False) -> None:
     for command in (*finding.get("commands", ()), *(finding.get("long", ()) if long else ())):
         subprocess.run([sys.executable, "-m", *command.split()], check=True)
     minutes = (sum(times()[:4]) - began) / 60
-    stored: dict[str, Any] = {"texts": [Path(each).read_text() for each in finding.get("texts", ())]}
+    stored: dict[str, Any] = {"texts": [Path(each).read_text().strip() for each in finding.get("texts", ())]}
     for source, target in finding.get("copies", {}).items():
         copyfile(source, ROOT / target)
     if "conditions" in finding:
@@ -314,7 +333,9 @@ def remake(name: str, finding: Finding, *, long: bool = False) -> None:
 
 
 def fill(name: str, finding: Finding) -> None:
-    """Write tables and stamp of the stored results into a page."""
+    """Write tables and stamp of the stored results into a page, and all claims into their index."""
+    path = ROOT / "docs" / "findings.md"
+    path.write_text(with_text(path.read_text(), index(pages()) + "\n"))
     path = ROOT / "docs" / f"{name}.md"
     stored = json.loads((RESULTS / f"{name}.json").read_text())
     path.write_text(with_text(path.read_text(), text_of(name, finding, stored, _canaries()[name])))

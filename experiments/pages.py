@@ -314,7 +314,9 @@ def remake(name: str, finding: Finding, *, long: bool = False) -> None:
     for command in (*finding.get("commands", ()), *(finding.get("long", ()) if long else ())):
         subprocess.run([sys.executable, "-m", *command.split()], check=True)
     minutes = (sum(times()[:4]) - began) / 60
-    stored: dict[str, Any] = {"texts": [Path(each).read_text().strip() for each in finding.get("texts", ())]}
+    stored: dict[str, Any] = {
+        "texts": [Path(each).read_text().strip() for each in finding.get("texts", ())]
+    }
     for source, target in finding.get("copies", {}).items():
         copyfile(source, ROOT / target)
     if "conditions" in finding:

@@ -10,8 +10,8 @@ lightest stage (`fit`; the first value of the first TTFT unless the case says ot
 judged on the other points. `--seeds 5` adds where throughput saturates and where knees lie, with a
 range over seeds; `--terms` adds the errors without each term of the cost of a step (`terms`). Runs
 are kept in `outputs/published/runs`, by configuration and code, and are not repeated.
-`outputs/published/` gets a figure, a table of errors (docs/published.md), a page with all points, and
-the traces of cases that are batches.
+`outputs/published/` gets a figure, a table of errors (docs/published.md), a page with all points,
+and the traces of cases that are batches.
 """
 
 import json
@@ -39,8 +39,8 @@ CASES = Path(__file__).parents[1] / "published"
 OUT = Path("outputs", "published")
 HEAD = """# Published and simulated points of every case
 
-Written by `python -m experiments.studies.published`; [docs/published.md](../../docs/published.md) says
-what they show."""
+Written by `python -m experiments.studies.published`;
+[docs/published.md](../../docs/published.md) says what they show."""
 CLOSE = 0.005  # how close a fitted point must come
 Runs = Callable[[Sequence[Sequence[str]]], list[pd.DataFrame]]
 DIFFERS = 0.05  # variants with closer published values are not ranked

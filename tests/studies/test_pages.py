@@ -31,9 +31,7 @@ ON_TRACES = pytest.mark.skipif(
     "HICACHE_DATA" not in os.environ, reason="HICACHE_DATA names no directory with the real traces"
 )
 # a command, a program at its commit, or a page or file of measurements
-SOURCE = (
-    r"hicache \w+|python -m|experiments[./]|\bat [0-9a-f]{7,}|\]\([\w./]*\.(?:md|yaml)[)#]|issue|#\d{4}"
-)
+SOURCE = r"hicache \w+|python -m|experiments[./]|\bat [0-9a-f]{7,}|\.(?:md|yaml)[)#]|issue|#\d{4}"
 FOUND = yaml.safe_load("""
 settings: [a=1]
 arms: {old: [], new: [b=2]}

@@ -181,8 +181,10 @@ def show(config: ExperimentConfig, cells: Sequence[Cell], dollars_per_gib: float
     kind, knee, terminal = shared_kind(config), knee_of(cells), console()
     workload = config.workload
     some = f", its first {workload.limit:,} requests" if workload.limit else ""
+    engines = config.parallel.replicas
+    each = f"{engines} engines, each with its own host, on" if engines > 1 else "on"
     terminal.print(
-        f"{config.model.name} on {config.tp} x {config.hardware.name}, workload "
+        f"{config.model.name} {each} {config.tp} x {config.hardware.name}, workload "
         f"{workload.kind}{some}"
     )
     gain = max(cell.hit_rate for cell in cells) - cells[0].hit_rate

@@ -3,14 +3,15 @@
 python -m experiments.pages --list            every page, its runs, minutes, commit and canary
 python -m experiments.pages routing           the missing runs of a page, then its tables
 python -m experiments.pages                   all pages
+python -m experiments.pages published --long  also with the programs that take an evening
 python -m experiments.pages --canaries        the canaries: which pages are stale
 
 A page is a file of `experiments/findings/`. It has the arms that are compared, the conditions under
-which they are, and the claims; or it names the command of a program that makes the page. Runs are
-kept in `outputs/pages`, by configuration and code. Their metrics go to
-`experiments/results/NAME.json`, and tables of these to `docs/NAME.md`, between `<!-- begin -->` and
-`<!-- end -->`. A canary is a small run of the page. The page is stale if its summary has changed
-since the page was made.
+which they are, and the claims; or it names programs (`commands`, and `long` ones for `--long`) with
+the tables (`texts`) and other files (`copies`) that they write; or both. Runs are kept in
+`outputs/pages`, by configuration and code. Their metrics go to `experiments/results/NAME.json`, and
+tables of these to `docs/NAME.md`, between `<!-- begin -->` and `<!-- end -->`. A canary is a small
+run of the page. The page is stale if its summary has changed since the page was made.
 """
 
 import json
@@ -25,6 +26,7 @@ from hashlib import sha256
 from itertools import chain
 from os import cpu_count, times
 from pathlib import Path
+from shutil import copyfile
 from statistics import fmean
 from time import process_time
 from typing import Any
@@ -166,20 +168,39 @@ def verdict(found: Estimate, wants: str | float) -> str:
     return "*reverses*" if low > wants or high < -wants else "open"
 
 
+def told(claim: Mapping[str, Any], arms: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return a claim's effect and its verdict under a condition, None if it has not its arms."""
+    arm, over, metric = claim["arm"], claim["over"], claim["metric"]
+    if arm not in arms or over not in arms:
+        return None
+    found = effect(arms, arm, over, metric)
+    return shown(found, metric), verdict(found, claim["wants"])
+
+
 def claims_table(finding: Finding, results: Results) -> str:
     claims = finding["claims"]
     lines = [["condition", *(each["says"] for each in claims)]]
     for condition, arms in results.items():
-        cells = []
-        for claim in claims:
-            arm, over, metric = claim["arm"], claim["over"], claim["metric"]
-            if arm in arms and over in arms:
-                found = effect(arms, arm, over, metric)
-                cells.append(f"{shown(found, metric)} {verdict(found, claim['wants'])}")
-            else:
-                cells.append("")
+        cells = [" ".join(told(claim, arms) or ()) for claim in claims]
         if any(cells):
             lines.append([condition + _limits(arms), *cells])
+    return _markdown(lines)
+
+
+def index(found: Mapping[str, Finding]) -> str:
+    """Return a table of all claims, with the conditions where they hold, are open or reverse."""
+    verdicts = "**holds**", "open", "*reverses*"
+    lines = [["page", "claim", *(each.strip("*") for each in verdicts)]]
+    for name, finding in found.items():
+        path = RESULTS / f"{name}.json"
+        results = json.loads(path.read_text()).get("results", {}) if path.exists() else {}
+        for claim in finding.get("claims", ()):
+            where: dict[str, list[str]] = {each: [] for each in verdicts}
+            for condition, arms in results.items():
+                if (seen := told(claim, arms)) is not None:
+                    where[seen[1]].append(condition.strip("… "))
+            cells = ("; ".join(each) for each in where.values())
+            lines.append([f"[{name}]({name}.md)", claim["says"], *cells])
     return _markdown(lines)
 
 
@@ -245,15 +266,16 @@ def draw(finding: Finding, results: Results, path: Path) -> None:
 def text_of(name: str, finding: Finding, stored: Mapping[str, Any], canary: str) -> str:
     """Return what stands on a page between its two marks."""
     results, made = stored.get("results", {}), stored["made"]
-    parts = [arms_table(finding, results, table) for table in finding.get("tables", ())]
+    parts = [*stored.get("texts", ())]
+    parts += [arms_table(finding, results, table) for table in finding.get("tables", ())]
     if "claims" in finding:
         parts.append(claims_table(finding, results))
-    told = f"Made at {made['commit']} on {made['date']}, {made['machine']}"
-    told += f", {made['minutes']:.0f} min of processor time" if made["minutes"] else ""
-    told += f": `python -m experiments.pages {name}`."
+    stamp = f"Made at {made['commit']} on {made['date']}, {made['machine']}"
+    stamp += f", {made['minutes']:.0f} min of processor time" if made["minutes"] else ""
+    stamp += f": `python -m experiments.pages {name}`."
     if canary != made["canary"]:
-        told += " **Stale:** its canary's summary has changed since."
-    return "\n\n".join([*parts, told]) + "\n"
+        stamp += " **Stale:** its canary's summary has changed since."
+    return "\n\n".join([*parts, stamp]) + "\n"
 
 
 def with_text(page: str, text: str) -> str:
@@ -286,19 +308,23 @@ def made_now(minutes: float, canary: str) -> dict[str, Any]:
             "canary": canary}  # fmt: skip
 
 
-def remake(name: str, finding: Finding) -> None:
+def remake(name: str, finding: Finding, *, long: bool = False) -> None:
     """Run what a page needs, and write its results, figure, tables and stamp."""
-    stored: dict[str, Any] = {}
     began = sum(times()[:4])  # with what has run as other processes
-    for command in finding.get("commands", ()):
+    for command in (*finding.get("commands", ()), *(finding.get("long", ()) if long else ())):
         subprocess.run([sys.executable, "-m", *command.split()], check=True)
     minutes = (sum(times()[:4]) - began) / 60
+    stored: dict[str, Any] = {
+        "texts": [Path(each).read_text().strip() for each in finding.get("texts", ())]
+    }
+    for source, target in finding.get("copies", {}).items():
+        copyfile(source, ROOT / target)
     if "conditions" in finding:
         stored["results"] = results = run(finding)
         arms = chain.from_iterable(each.values() for each in results.values())
         seconds = [*chain.from_iterable(chain.from_iterable(each.pop(SECONDS) for each in arms))]
         known = [each for each in seconds if each]
-        minutes = fmean(known) * len(seconds) / 60 if known else 0
+        minutes += fmean(known) * len(seconds) / 60 if known else 0
         if "figure" in finding:
             draw(finding, results, ROOT / "docs" / finding["figure"]["path"])
     canary = canary_of(finding)
@@ -309,7 +335,9 @@ def remake(name: str, finding: Finding) -> None:
 
 
 def fill(name: str, finding: Finding) -> None:
-    """Write tables and stamp of the stored results into a page."""
+    """Write tables and stamp of the stored results into a page, and all claims into their index."""
+    path = ROOT / "docs" / "findings.md"
+    path.write_text(with_text(path.read_text(), index(pages()) + "\n"))
     path = ROOT / "docs" / f"{name}.md"
     stored = json.loads((RESULTS / f"{name}.json").read_text())
     path.write_text(with_text(path.read_text(), text_of(name, finding, stored, _canaries()[name])))
@@ -331,7 +359,8 @@ def listed(found: Mapping[str, Finding]) -> str:
         made = json.loads(path.read_text())["made"] if path.exists() else {}
         runs = sum(len([*each.runs()]) for each in conditions_of(finding))
         state = "not made" if not made else "unchanged" if made["canary"] == now else "**stale**"
-        told = "; ".join([*finding.get("commands", ()), *([f"{runs} runs"] if runs else ())])
+        commands = (*finding.get("commands", ()), *finding.get("long", ()))
+        told = "; ".join([*commands, *([f"{runs} runs"] if runs else ())])
         stamp = (str(made.get(key, "")) for key in ("minutes", "commit", "date"))
         lines.append([name, told, *stamp, state])
     return _markdown(lines)
@@ -343,6 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(found))
     parser.add_argument("--list", action="store_true", help="print a table of all pages")
     parser.add_argument("--canaries", action="store_true", help="run canaries, and no page")
+    parser.add_argument("--long", action="store_true", help="run the long programs of a page, too")
     options = parser.parse_args(arguments)
     with in_one_sentence():
         if unknown := {*options.names} - {*found}:
@@ -352,7 +382,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 _write(CANARIES, {**_canaries(), name: canary_of(found[name])})
                 fill(name, found[name])
             else:
-                remake(name, found[name])
+                remake(name, found[name], long=options.long)
         print(listed(found))
 
 

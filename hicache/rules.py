@@ -133,6 +133,10 @@ class Rules:
     # A prefetch that is shorter than a window and does not begin the prompt reads the window pages
     # it has, and the rest of the window is taken from the prefix. False reads none, as SGLang does.
     short_windows: bool = True
+    # A prefetch begins where the host's full-attention KV ends, even if a window or state is
+    # missing there, as in SGLang's pull request 39856. False begins where the prefix can be used,
+    # and reads again what the host holds beyond.
+    anchors_full: bool = False
 
     def __post_init__(self) -> None:
         check_limits("compat.rules", self)

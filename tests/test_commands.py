@@ -31,7 +31,8 @@ FIXTURES = ROOT / "tests" / "workload" / "fixtures"
 MODEL = ROOT / "examples" / "hugging_face" / "llama" / "config.json"
 # words of the pages that stand for something of the user's
 OWN = {
-    "Qwen3-8B/config.json": str(MODEL), "mine.jsonl": "small.jsonl", "FOLDER": str(MODEL.parent),
+    "Qwen3-8B/config.json": str(MODEL), "Qwen3-Coder-30B/config.json": str(MODEL),
+    "mine.jsonl": "small.jsonl", "FOLDER": str(MODEL.parent),
     "agentx.jsonl": str(FIXTURES / "kv_cache_tester.jsonl"), "60": "0",
     "my_module:Mine": "my:Store",
     "my_storage:Mine": "my:Store",
@@ -47,7 +48,6 @@ NOT_RUN = {
     "python -m experiments": "needs releases of other engines, or hours: its module must exist",
     "python -m pytest": "runs tests",
     "python -m hicache.storage.bench": "takes minutes: tests/storage/test_storage_bench.py",
-    "hicache run experiment=signs": "exists at the commit that the page names",
     "hicache run -m hydra/launcher=": "needs a cluster",
     "hicache calibrate": "needs the log of a server: tests/studies",
     "hicache validate": "needs the log of a server: tests/cli/test_validate.py",

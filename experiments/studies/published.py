@@ -10,8 +10,8 @@ lightest stage (`fit`; the first value of the first TTFT unless the case says ot
 judged on the other points. `--seeds 5` adds where throughput saturates and where knees lie, with a
 range over seeds; `--terms` adds the errors without each term of the cost of a step (`terms`). Runs
 are kept in `outputs/published/runs`, by configuration and code, and are not repeated.
-`outputs/published/` gets one figure and one page of tables (docs/published.md), and the traces of
-cases that are batches.
+`outputs/published/` gets a figure, a table of errors (docs/published.md), a page with all points,
+and the traces of cases that are batches.
 """
 
 import json
@@ -37,6 +37,10 @@ from hicache.results.server_log import measure
 
 CASES = Path(__file__).parents[1] / "published"
 OUT = Path("outputs", "published")
+HEAD = """# Published and simulated points of every case
+
+Written by `python -m experiments.studies.published`;
+[docs/published.md](../../docs/published.md) says what they show."""
 CLOSE = 0.005  # how close a fitted point must come
 Runs = Callable[[Sequence[Sequence[str]]], list[pd.DataFrame]]
 DIFFERS = 0.05  # variants with closer published values are not ranked
@@ -95,12 +99,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run = partial(kept_runs, measure=frame_of, folder=folder, jobs=options.jobs)
         cases = {each: case for name in names for each, case in variants(name, run)}
         series = compare(cases, run)
-        text = page(cases, series)
+        (options.out / "page.md").write_text(page(cases, series))
+        text = errors_table(cases, series)
+        (options.out / "errors.md").write_text(text)
         if options.terms:
-            text = f"{terms_table(cases, series, run)}\n\n{text}"
+            text += f"\n\n{terms_table(cases, series, run)}"
         if options.seeds > 1:
-            text = f"{knees_table(cases, range(options.seeds), run)}\n\n{text}"
-        (options.out / "page.md").write_text(text)
+            text += f"\n\n{knees_table(cases, range(options.seeds), run)}"
         draw(cases, series, options.out / "published.png")
     print(text)
     print(options.out)
@@ -382,7 +387,7 @@ def gain_errors(lines: Sequence[Series]) -> list[float]:
 
 
 def page(cases: Mapping[str, Mapping[str, Any]], series: Mapping[str, Sequence[Series]]) -> str:
-    parts = [errors_table(cases, series)]
+    parts = [HEAD]
     for name, case in cases.items():
         parts.append(f"## {name}: {case['title']}\n\nSource: {case['source']}.")
         if case.get("facts"):

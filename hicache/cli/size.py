@@ -217,6 +217,8 @@ def show(config: ExperimentConfig, cells: Sequence[Cell], dollars_per_gib: float
         both = config.parallel.decode_cache == "tiers" and config.parallel.sparse_tokens is None
         each = "engine" if both and not config.parallel.decode_own else "prefill engine"
         terminal.print(f"host memory is that of each {each}, hits are those of prefill engines")
+    elif config.parallel.replicas > 1:
+        terminal.print("each engine has a host of its own")
     gain = max(cell.hit_rate for cell in cells) - cells[0].hit_rate
     still_rises = knee is cells[-1] and gain >= LEAST_GAIN
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)

@@ -442,3 +442,25 @@ def test_storage_can_restore_prefixes_with_their_window_and_state(
     prefetch = replace(Scenario(LATE).begin(4).prefetches[0], needs=(*windows, *states))
     answers = iter([[each == "1" for each in part] for part in found])
     assert prefetch.ask(lambda keys: next(answers)) == restorable
+
+
+@pytest.mark.parametrize(("anchors_full", "start"), [(False, 0), (True, 4)])
+def test_a_prefetch_begins_where_a_state_is_or_where_the_full_kv_of_the_host_ends(
+    *, anchors_full, start
+):
+    scenario = Scenario(LATE, anchors_full=anchors_full, **STATES)
+    cache, prompt = scenario.cache, 8 * PAGE + 1
+    for num_tokens in (4 * PAGE, 8 * PAGE):
+        cache.serve(num_tokens)
+        cache.complete_all()
+    cache.evict_all(DEVICE, FULL)
+    for kind in (MAMBA, FULL):  # the first state leaves the host, then the last pages
+        pool = cache.pools[HOST][kind]
+        pool.free(cache.host.allocate(kind, pool.num_free + 1))
+    match = cache.match(Sequence(tokens_of(prompt)), prompt)
+    assert (match.usable_len, match.full_len) == (0, 4 * PAGE)
+    prefetch = scenario.submit(8).prefetches[0]
+    assert prefetch.start_page == start
+    scenario.answer(8 - start).end(8 - start, restored=8 - start).admit()
+    assert cache.match(Sequence(tokens_of(prompt)), prompt).usable_len == 8 * PAGE
+    assert prefetch.published_pages == 4

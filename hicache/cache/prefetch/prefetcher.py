@@ -16,7 +16,7 @@ from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.prefetch.rates import RateEstimator, ReadLoad
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.events import Demand, Purpose
-from hicache.cache.tree.node import HOST, MatchResult
+from hicache.cache.tree.node import HOST, MatchResult, Node
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import NEVER
 from hicache.config import CommitPolicy, CutPolicy, PrefetchConfig, StageAt
@@ -87,7 +87,8 @@ class Prefetcher:
     ) -> Prefetch | None:
         page, tree = self._page, self.cache.tree
         self.declined = None
-        start = match.usable_len // page
+        anchor = self._anchor(sequence, match)
+        start = anchor.end
         asked = tree.num_pages(prompt_len - 1) - start
         if asked * page - match.dropped_len < self.config.threshold:
             self._decline("too_short", asked)
@@ -95,7 +96,6 @@ class Prefetcher:
         if self._occupied_limit is not None and self.occupied_tokens >= self._occupied_limit:
             self._decline("rate_limited" if self._host_tokens else "no_host", asked)
             return None
-        anchor = match.best_node
         if not anchor.is_root and anchor.held[HOST][FULL] is None:
             self._decline("anchor_not_on_host", asked)
             return None
@@ -226,6 +226,16 @@ class Prefetcher:
         self.active.pop(request_id, None)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _anchor(self, sequence: Sequence, match: MatchResult) -> Node:
+        node, tree = match.best_node, self.cache.tree
+        if self.cache.rules.anchors_full:
+            end = match.full_len // self._page
+            while node.end < end and (child := tree.descend(node, sequence.tokens, end)):
+                if child.held[HOST][FULL] is None:
+                    break
+                node = child
+        return node
 
     def _lets_go(self, prefetch: Prefetch, now_ns: int) -> bool:
         if self.verdicts is None or not self.policy.waits:

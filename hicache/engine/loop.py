@@ -157,11 +157,6 @@ class Engine:
         runs = self._runs
         return runs[0].end_ns if len(runs) == 1 else min([r.end_ns for r in runs], default=None)
 
-    def may_act(self, now_ns: int) -> bool:
-        """Whether no step is under way beyond `now_ns`, so that a batch may be planned."""
-        end_ns = self.step_end_ns
-        return end_ns is None or end_ns <= now_ns
-
     @property
     def is_held(self) -> bool:
         """Whether a planned batch waits for a fence."""

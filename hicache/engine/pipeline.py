@@ -18,10 +18,11 @@ class PipelineEngine(Engine):
     _next_number = 0
     _busy_until_ns = 0
 
-    def may_act(self, now_ns: int) -> bool:
+    def goes_on(self, now_ns: int) -> bool:
+        """Whether stage 0 is free, or chunks leave it, while batches are under way."""
         is_free = len(self._flights) < self._num_batches and self._free_ns <= now_ns
         passes = (each.passes_ns for each in self._flights if self._has_chunks(each))
-        return is_free or super().may_act(now_ns) or min(passes, default=NEVER) <= now_ns
+        return is_free or min(passes, default=NEVER) <= now_ns
 
     def wake(self, now_ns: int) -> Outcome:
         for flight in self._flights:

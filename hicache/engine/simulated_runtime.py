@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 
 from hicache.cache.kinds import FULL, KEY_TAGS
 from hicache.cache.prefix_cache import PrefixCache
@@ -11,11 +10,11 @@ from hicache.clock import SimulatedClock, Stall, to_ns
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import Deployment, Place, places_of
 from hicache.engine.ports import Runtime
-from hicache.engine.stages import joined_rates, shard_sizes
+from hicache.engine.stages import joined_rates, joined_stores, shard_sizes
 from hicache.executor.simulated.cut import CuttingExecutor
 from hicache.executor.simulated.drafting import Drafting
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
-from hicache.executor.simulated.pipeline import LongestStall, PipelineExecutor, Shards, Stage
+from hicache.executor.simulated.pipeline import PipelineExecutor, Stage
 from hicache.executor.simulated.sidecars import DRAFT, WithSidecars
 from hicache.executor.simulated.sparse import SparseExecutor
 from hicache.executor.simulated.stores import EndlessStore, KeyStore, StandIns
@@ -48,19 +47,14 @@ class SimulatedRuntime:
                 size = sum(each.page_bytes for each in stored if each.name == DRAFT_NAME)
                 sizes[KEY_TAGS[DRAFT]] = -(-size // num_ranks)
                 sizes[KEY_TAGS[FULL]] -= sizes[KEY_TAGS[DRAFT]]
-            shards = [[sizes]] * num_ranks
-            if deployment.stages:
-                shards = shard_sizes(deployment, num_ranks)
-            self.storages = open_rank_storages(config, list(chain(*shards)), self.clock)
+            shards = shard_sizes(deployment, num_ranks) or [sizes] * num_ranks
+            self.storages = open_rank_storages(config, shards, self.clock)
             self.stores = [StandIns(each.storage) for each in self.storages]
         self.stores = [self.beside(each) for each in self.stores]
         self.has_storage = bool(self.stores)
         stalls: list[Stall] = [each.stall for each in self.storages]
         if deployment.stages and stalls:
-            each = len(stalls) // num_ranks
-            parts_of = [slice(first, first + each) for first in range(0, len(stalls), each)]
-            self.stores = [Shards(self.stores[part]) for part in parts_of]
-            stalls = [LongestStall(stalls[part]) for part in parts_of]
+            self.stores, stalls = joined_stores(self.stores, stalls, num_ranks)
         parts = {
             each: {link: rate / num_ranks for link, rate in own.items()}
             for each, own in rates.items()

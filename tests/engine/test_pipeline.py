@@ -236,8 +236,7 @@ def test_parts_of_an_explanation_add_up_although_chunks_overlap() -> None:
     workload = Workload(name="own", requests=[fresh(0, 4000, 9), fresh(1, 3000, 9, 5)])
     result = experiment.run(config_of(*BASE, *words), workload=workload, timeline=timeline)
     for record in result.records:
-        life, steps = timeline.lives[record.id], Steps(timeline, 0)
-        segments = segments_of(record, life, timeline.turns[0], steps)
+        segments = segments_of(record, timeline, {0: Steps(timeline, 0)})
         assert min(each.length_ns for each in segments) > 0
         assert sum(each.length_ns for each in segments) == record.ttft_ns
     assert {step.number for step in timeline.steps} == set(range(4))

@@ -16,7 +16,8 @@ from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cache.prefetch.rates import RateEstimator, ReadLoad
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.events import Demand, Purpose
-from hicache.cache.tree.node import HOST, MatchResult, Node
+from hicache.cache.tree.lookup import full_on_host
+from hicache.cache.tree.node import HOST, MatchResult
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import NEVER
 from hicache.config import CommitPolicy, CutPolicy, PrefetchConfig, StageAt
@@ -87,7 +88,9 @@ class Prefetcher:
     ) -> Prefetch | None:
         page, tree = self._page, self.cache.tree
         self.declined = None
-        anchor = self._anchor(sequence, match)
+        anchor = match.best_node
+        if self.cache.rules.anchors_full:
+            anchor = full_on_host(tree, anchor, sequence.tokens, match.full_len // page)
         start = anchor.end
         asked = tree.num_pages(prompt_len - 1) - start
         if asked * page - match.dropped_len < self.config.threshold:
@@ -226,16 +229,6 @@ class Prefetcher:
         self.active.pop(request_id, None)
 
     # -- inside --------------------------------------------------------------------------------
-
-    def _anchor(self, sequence: Sequence, match: MatchResult) -> Node:
-        node, tree = match.best_node, self.cache.tree
-        if self.cache.rules.anchors_full:
-            end = match.full_len // self._page
-            while node.end < end and (child := tree.descend(node, sequence.tokens, end)):
-                if child.held[HOST][FULL] is None:
-                    break
-                node = child
-        return node
 
     def _lets_go(self, prefetch: Prefetch, now_ns: int) -> bool:
         if self.verdicts is None or not self.policy.waits:

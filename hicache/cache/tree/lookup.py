@@ -99,3 +99,12 @@ def _usable(tree: RadixTree, path: Path, *, on_device: bool) -> int:
 def _holds(node: Node, kind: int, *, on_device: bool) -> bool:
     device, host = node.held
     return device[kind] is not None or (host[kind] is not None and not on_device)
+
+
+def full_on_host(tree: RadixTree, node: Node, tokens: bytes, end: int) -> Node:
+    """Return the last node, from `node` up to page `end`, to which the host holds full KV."""
+    while node.end < end and (child := tree.descend(node, tokens, end)):
+        if child.held[HOST][FULL] is None:
+            break
+        node = child
+    return node

@@ -184,7 +184,8 @@ class RankedEngine(Engine):
             follower.interrupt(now_ns)
 
     def wake(self, now_ns: int) -> Outcome:
-        if not self.may_act(now_ns):
+        end = self.step_end_ns
+        if end is not None and end > now_ns and not self.goes_on(now_ns):
             self.interrupt(now_ns)
             return Outcome()
         self.catch_up(now_ns)  # the agreement may use pages that earlier steps freed
@@ -201,6 +202,11 @@ class RankedEngine(Engine):
         # one per step, and one for each wake without a step
         self._count("step_collectives_count", max(self.num_steps - num_steps, 1))
         return outcome
+
+    def goes_on(self, now_ns: int) -> bool:
+        """Whether the engine may act before the end of a step."""
+        del now_ns
+        return False
 
     def check_equal(self) -> None:
         digest = tree_digest(self.cache.tree)
@@ -315,6 +321,9 @@ class RankedEngine(Engine):
 
 class RankedPipeline(RankedEngine, PipelineEngine):
     """An engine with pipeline stages and several ranks."""
+
+    def goes_on(self, now_ns: int) -> bool:
+        return PipelineEngine.goes_on(self, now_ns)
 
 
 def joined(ranks: Sequence[Engine], agreement: HitAgreement, batch_pages: int) -> RankedEngine:

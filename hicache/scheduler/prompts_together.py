@@ -5,7 +5,7 @@ The rules are those of SGLang 0.5.23: line numbers are of `managers/scheduler.py
 `managers/scheduler_pp_mixin.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from hicache.cache.tree.events import Purpose
@@ -365,6 +365,7 @@ class PromptsTogether(Scheduler):
 
     prefill: TogetherPrefill
     decode: TogetherDecode
+    decodes: Sequence[TogetherDecode]
     _prefill_kind, _decode_kind = TogetherPrefill, TogetherDecode
     _late: tuple[Batch, int] | None = None  # a step whose results are not taken in, and its end
 
@@ -384,9 +385,9 @@ class PromptsTogether(Scheduler):
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def _turn_to(self, number: int) -> None:
-        super()._turn_to(number)
+    def plan(self, now_ns: int, number: int = 0) -> Batch | None:
         self.prefill.number, self.prefill.num_batches = number, len(self.decodes)
+        return super().plan(now_ns, number)
 
     def plan_once(self, now_ns: int) -> tuple[Batch | None, bool]:
         prefill, decode, counters = self.prefill, self.decode, self.cache.counters
@@ -482,8 +483,8 @@ class PromptsTogether(Scheduler):
     # -- results -------------------------------------------------------------------------------
 
     def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
-        self._turn_to(batch.number)
-        prefill, decode = self.prefill, self.decode
+        prefill, decode = self.prefill, self.decodes[batch.number]
+        self.decode, prefill.number = decode, batch.number
         decode.advance(batch, num_steps)
         if batch.extends and (batch.decodes or not decode.running):
             prefill.is_shut = False  # all are in the last batch (line 4385)

@@ -4,6 +4,8 @@
 change between the two, so the executor may cut a run of decode steps short.
 """
 
+from collections.abc import Sequence
+
 from hicache.cache.prefetch.prefetcher import Prefetcher
 from hicache.cache.prefix_cache import PrefixCache
 from hicache.config import Batching, SchedulerConfig
@@ -68,7 +70,7 @@ class Scheduler:
         self.prefill = self._prefill_kind(
             cache, prefetcher, config, policy, self.ended, max_len=max_len, listener=listener
         )
-        self.decodes = [
+        self.decodes: Sequence[Decode] = [
             self._decode_kind(
                 cache,
                 config,
@@ -147,7 +149,7 @@ class Scheduler:
 
     def plan(self, now_ns: int, number: int = 0) -> Batch | None:
         """Return the next batch with this number, or None if no request can run in it now."""
-        self._turn_to(number)
+        self.decode = self.decodes[number]
         batch, has_freed = self.plan_once(now_ns)
         if has_freed:
             return self.plan(now_ns, number)
@@ -176,11 +178,8 @@ class Scheduler:
         has_freed = was_partial and not (prefill.partials or prefill.may_get_room)
         return None, bool(ending or has_freed or (was_running and not decode.running))
 
-    def _turn_to(self, number: int) -> None:
-        self.decode = self.decodes[number]
-
     def commit(self, batch: Batch, num_steps: int, now_ns: int) -> None:
-        self._turn_to(batch.number)
+        self.decode = self.decodes[batch.number]
         if batch.decodes:
             self.decode.commit(batch.decodes, num_steps)
         for extend in batch.extends:

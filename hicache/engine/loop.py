@@ -224,9 +224,8 @@ class Engine:
 
     def _plan(self, now_ns: int) -> None:
         for number in range(self._num_batches):
-            if self._flights and any(each.batch.number == number for each in self._flights):
-                continue
-            self._plan_batch(now_ns, number)
+            if number not in [each.batch.number for each in self._flights]:
+                self._plan_batch(now_ns, number)
 
     def _plan_batch(self, now_ns: int, number: int) -> bool:
         self._backlog_ns = self.backlog_ns(now_ns)
@@ -449,16 +448,17 @@ def _set_wake(wakes: list[int], agenda: list[tuple[int, int]], number: int, wake
 
 def note_tokens(batch: Batch, ends_ns: list[int]) -> None:
     """Note when the requests of a batch got tokens, whose steps ended at `ends_ns`."""
-    runs: dict[int, TokenRun] = {}  # by the time of the last token before: most requests share one
+    shared: TokenRun | None = None  # most requests got their last token before at the same time
     for req in batch.decodes:
-        last_ns = req.token_runs[-1][-1]
+        runs = req.token_runs
+        last_ns = runs[-1][-1]
         if req.gains:  # steps of several tokens
             times = map(repeat, ends_ns, req.gains)
-            req.token_runs.append(TokenRun((last_ns, *chain.from_iterable(times))))
-            continue
-        if last_ns not in runs:
-            runs[last_ns] = TokenRun((last_ns, *ends_ns))
-        req.token_runs.append(runs[last_ns])
+            runs.append(TokenRun((last_ns, *chain.from_iterable(times))))
+        else:
+            if shared is None or shared[0] != last_ns:
+                shared = TokenRun((last_ns, *ends_ns))
+            runs.append(shared)
     for extend in batch.extends:
         req = extend.req
         if extend.end == req.target_len:

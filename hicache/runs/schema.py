@@ -4,7 +4,7 @@ Hydra cannot compose over frozen dataclasses (OmegaConf marks them read-only), s
 that mark; `to_config` returns the frozen classes and runs their checks.
 """
 
-import copy
+import pickle
 import secrets
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -51,15 +51,15 @@ def config_of(*overrides: str) -> ExperimentConfig:
         ValueError: a setting is unknown, required but missing, or has an invalid value.
     """
     # composing is slow, so do it once for each choice of files, and set values in a copy
-    told = OverridesParser.create().parse_overrides(with_implied(overrides))
+    told = [_parsed(each) for each in with_implied(overrides)]
     values = [each for each in told if is_value(each)]
     files = [str(each.input_line) for each in told if each not in values]
-    config = copy.deepcopy(_composed(*files))
+    config = pickle.loads(_composed(*files))
     try:
         for each in values:
             OmegaConf.update(config, each.key_or_group, each.value())
     except OmegaConfBaseException:  # Hydra refuses it too, with a better message
-        config = copy.deepcopy(_composed(*(str(each.input_line) for each in told)))
+        config = pickle.loads(_composed(*(str(each.input_line) for each in told)))
     return to_config(config)
 
 
@@ -68,21 +68,29 @@ def grid_of(*overrides: str) -> dict[str, str]:
 
     The result has an override with all values, such as `seed=0,1,2`, for each setting of the grid.
     """
-    told = OverridesParser.create().parse_overrides(list(overrides))
+    told = [_parsed(each) for each in overrides]
     names = {each.key_or_group for each in told}
     if "experiment" not in names:
         return {}
     files = [str(each.input_line) for each in told if not is_value(each)]
-    grid = _composed(*files, with_hydra=True).hydra.sweeper.params or {}
+    grid = pickle.loads(_composed(*files, with_hydra=True)).hydra.sweeper.params or {}
     return {key: f"{key}={value}" for key, value in grid.items() if key not in names}
 
 
 @cache
-def _composed(*overrides: str, with_hydra: bool = False) -> DictConfig:
+def _parsed(override: str) -> Override:
+    (parsed,) = OverridesParser.create().parse_overrides([override])
+    return parsed
+
+
+@cache
+def _composed(*overrides: str, with_hydra: bool = False) -> bytes:
+    # pickled, since reading a pickle takes a fifth of the time of a deep copy
     register()
     ready = GlobalHydra.instance().is_initialized()  # true inside `experiments.run`
     with nullcontext() if ready else initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", list(overrides), return_hydra_config=with_hydra)
+        composed = compose("config", list(overrides), return_hydra_config=with_hydra)
+    return pickle.dumps(composed)
 
 
 def is_value(override: Override) -> bool:

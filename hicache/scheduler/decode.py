@@ -91,7 +91,10 @@ class Decode:
         """Return how many decode steps may pass before an answer ends or enters the tree."""
         if self.ending:  # the next plan may find room
             return 1
-        wanted = min([len(req.gains) or req.remaining_output for req in running])
+        if self._drafts is None:
+            wanted = min([req.remaining_output for req in running])
+        else:
+            wanted = min([len(req.gains) for req in running])
         wanted = min(wanted, self._max_jump)
         if self._answer_pages:
             least = min(map(self._tokens_to_publish, running)) // running[0].most_gain
@@ -156,10 +159,10 @@ class Decode:
         cache, page = self.cache, self._page
         has_windows = bool(cache.tree.kinds.window_lens) and not self._leaves_at_plan
         answer_pages, finished = self._answer_pages, []
-        is_drafted, gained = self._drafts is not None, num_steps
+        gained = num_steps
         for req in reqs:
             sequence = req.sequence
-            if is_drafted:
+            if req.gains:
                 gained = req.take(num_steps)
             req.kv_len = length = req.kv_len + gained
             req.remaining_output = num_left = req.remaining_output - gained

@@ -22,7 +22,7 @@ from tests.fuzz.scenario import Choices, Plan, plan_of
 from tests.workload.infinite_cache import page_chain
 
 MOST_MOMENTS = 300_000  # some 40 requests take a few thousand
-STEPS_CHECKED = 2_000  # each of them; of those of a longer run, one in 16
+STEPS_CHECKED = 400  # each of them; of those of a longer run, one in 8
 
 
 class HangError(AssertionError):
@@ -47,7 +47,7 @@ def thinned(check: Callable[..., None]) -> Callable[..., None]:
 
     def check_now_and_then(*args: object) -> None:
         step = next(steps)
-        if step < STEPS_CHECKED or step % 16 == 0:
+        if step < STEPS_CHECKED or step % 8 == 0:
             check(*args)
 
     return check_now_and_then

@@ -322,7 +322,7 @@ class Residency:
             return spared, FULL
         firsts = [
             (node, each)
-            for each in self._order
+            for each in (self._order if len(among) > 1 else among)
             if each in among and (node := self._first(tier, each)) is not None
         ]
         if len(firsts) > 1:

@@ -429,8 +429,7 @@ class SimulatedExecutor:
         self._io.enqueue("read", self._io.read(self._engine, prefetch, self._page_bytes), now_ns)
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
-        ahead = self._num_queries
-        lens = [req.kv_len + ahead for req in batch.decodes]
+        lens = self._lens(batch)
         if not batch.extends:
             slowdown = self._now_slowdown
             if self._drafting is None:
@@ -438,11 +437,16 @@ class SimulatedExecutor:
             else:
                 ends = self._drafting.verify_ends_ns(batch, lens, now_ns, slowdown)
             return StepRun(StepEnds(next(ends), ends), 0)
-        cost = self._price(self._cost, batch, now_ns)
+        cost = self._price(self._cost, batch, lens, now_ns)
         end_ns = now_ns + cost.total_ns + self._begin_total_ns(batch)
         if self._drafting is not None:
             end_ns += self._drafting.draft_ns(batch.extends, lens, self._now_slowdown)
         return StepRun(StepEnds([end_ns]), cost.load_stall_ns)
+
+    def _lens(self, batch: Batch) -> list[int]:
+        # tokens that the decodes attend to
+        ahead = self._num_queries
+        return [req.kv_len + ahead for req in batch.decodes]
 
     @property
     def _now_slowdown(self) -> float:
@@ -454,8 +458,8 @@ class SimulatedExecutor:
         begun = [each for each in batch.extends if each.start == each.req.cached_len]
         return self._begin_ns * len(begun)
 
-    def _price(self, model: CostModel, batch: Batch, now_ns: int) -> ForwardCost:
-        # the duration of one step by the cost `model`
+    def _price(self, model: CostModel, batch: Batch, lens: list[int], now_ns: int) -> ForwardCost:
+        # the duration of one step by the cost `model`; its decodes reach the lengths `lens`
         is_backing_up = self._io.backing_up[self._engine] > 0
         load_layer_bytes = None
         if batch.load_backs and self._io.overlaps_loads:
@@ -468,7 +472,7 @@ class SimulatedExecutor:
             load_layer_bytes = model.layer_bytes(*tokens)
         return model.forward_ns(
             [(extend.start, extend.end) for extend in batch.extends],
-            [req.kv_len + self._num_queries for req in batch.decodes],
+            lens,
             load_layer_bytes=load_layer_bytes,
             load_rate=self._shared_load_rate if is_backing_up else self._load_rate,
             slowdown=self._now_slowdown,

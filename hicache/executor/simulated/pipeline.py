@@ -63,11 +63,11 @@ class PipelineExecutor(SimulatedExecutor):
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         counters = self._io.counters
-        end_ns, stalls = now_ns, []
+        lens, end_ns, stalls = self._lens(batch), now_ns, []
         for stage in self.stages:
             comes_ns = max(end_ns, stage.free_ns)
             starts_ns = max(comes_ns, stage.ready_ns)
-            cost = self._price(stage.cost, batch, now_ns)
+            cost = self._price(stage.cost, batch, lens, now_ns)
             stalls.append(max(cost.load_stall_ns - (starts_ns - now_ns), 0))
             stage.free_ns = end_ns = starts_ns + cost.compute_ns + stalls[-1]
             if stage is self.stages[0]:

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, fields, is_dataclass
 from functools import cache
 from pathlib import Path
+from typing import get_origin
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -259,6 +260,8 @@ def _restore_tuples(config: object) -> None:
     assert is_dataclass(config)
     for item in fields(config):
         value = getattr(config, item.name)
+        if get_origin(item.type) is tuple and isinstance(value, str):  # what a reference names
+            raise ValueError(f"{item.name} must be a list, not {value!r}")
         if isinstance(value, list):
             value = tuple(value)
             object.__setattr__(config, item.name, value)

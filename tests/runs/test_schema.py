@@ -152,6 +152,7 @@ STOPS = f"prefetch.stop must be one of {', '.join(STOP_POLICIES)}, got 'never'"
             "cache.page_size=24",
             "a power of two or, in simulated runs, a multiple of 16, got 24",
         ),
+        ("parallel.stage_layers=${name}", "stage_layers must be a list, not 'adhoc'"),
         ("cache.host_gib=inf", "cache.host_gib must be a finite number, got inf"),
         ("prefetch.occupied_share=2", "prefetch.occupied_share must be between 0 and 1, got 2"),
         ("tracker.interval_s=0", "tracker.interval_s must be at least 0.001, got 0"),

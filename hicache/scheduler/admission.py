@@ -281,9 +281,11 @@ def steps_with_pages(cache: PrefixCache, running: Sequence[RequestState], wanted
 
 
 def pages_for(running: Sequence[RequestState], page_size: int, num_steps: int) -> int:
-    ends = [req.reach(num_steps) if req.gains else req.kv_len + num_steps for req in running]
-    held = [req.sequence.num_pages for req in running]
-    counts = [-(-end // page_size) - count for end, count in zip(ends, held, strict=True)]
+    if running and running[0].gains:
+        counts = [-(-req.reach(num_steps) // page_size) - req.sequence.num_pages for req in running]
+    else:
+        ahead = num_steps + page_size - 1
+        counts = [(req.kv_len + ahead) // page_size - req.sequence.num_pages for req in running]
     return sum([count for count in counts if count > 0])
 
 

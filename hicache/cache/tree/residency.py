@@ -320,11 +320,8 @@ class Residency:
         spared = self._duplicate() if tier == HOST and FULL in among else None
         if spared is not None and self._duplicates_first:
             return spared, FULL
-        firsts = [
-            (node, each)
-            for each in (self._order if len(among) > 1 else among)
-            if each in among and (node := self._first(tier, each)) is not None
-        ]
+        order = among if len(among) == 1 else [each for each in self._order if each in among]
+        firsts = [(node, each) for each in order if (node := self._first(tier, each)) is not None]
         if len(firsts) > 1:
             return min(firsts, key=lambda found: queues[found[1]].priority(found[0]))
         if firsts:

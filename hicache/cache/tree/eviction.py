@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from hicache.cache.tree.node import Node
@@ -24,15 +25,14 @@ class VictimQueue(dict[Node, int]):
         self._heap: list[tuple[Priority, int, Node]] = []
         self._unranked: list[Node] = []  # they enter the heap when `best` is called
         self._entered: set[Node] = set()  # nodes that are unranked or have a heap entry
-        self._next_number = 0
+        self._numbers = count()
 
     def add(self, node: Node) -> None:
         # a heap with one entry per node, which stays after `pop`; `best` corrects outdated
         # priorities at the top, so that touching a node costs nothing. O(1)
         if node in self:
             return
-        self[node] = number = self._next_number
-        self._next_number = number + 1
+        self[node] = next(self._numbers)
         entered = self._entered
         if node in entered:
             return

@@ -73,9 +73,10 @@ def check_laws(engine: Engine) -> None:
     reqs = [*scheduler.running, *scheduler.started]
     reqs += [extend.req for extend in engine.extending]
     tree = engine.cache.tree
-    states = {id(node.held[DEVICE][kind]) for node in tree.nodes() for kind in tree.kinds.points}
     slots = [slot for extend in engine.extending for _, slot in extend.saves]
-    slots = [slot for slot in slots if id(slot) not in states]  # some enter the tree when planned
+    if slots:  # some enter the tree when planned
+        held = {id(node.held[DEVICE][kind]) for node in tree.nodes() for kind in tree.kinds.points}
+        slots = [slot for slot in slots if id(slot) not in held]
     check(engine.cache, engine.prefetcher, {req.sequence for req in reqs}, slots)
     for req in reqs:
         if req.blocked_since_ns is not None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from hicache.cache.kinds import Kinds
 from hicache.config import ExperimentConfig, HostSizes, WindowHit
+from hicache.executor.simulated.drafting import Drafting
 from hicache.memory import (
     Capacity,
     capacities,
@@ -28,25 +29,25 @@ class Deployment:
     Attributes:
         tp: tensor-parallel size, in devices.
         cost: predicts the duration of a step.
-        draft_cost: that of a step of the draft; None means no speculation.
         kinds: the kinds of data that the model caches, with their bytes per page or state on the
             device.
         host_kinds: the same kinds, with their bytes in the host tier's number format.
         storage_kinds: the same kinds, with their bytes in the storage tier's number format.
         device: sizes of the memory pools on the device.
         host: sizes of the memory pools on the host.
+        drafting: predicts steps with a draft model; None means no speculation.
         stages: the deployments of its pipeline stages, with the sizes that each has room for; none
             means that it has one.
     """
 
     tp: int
     cost: CostModel
-    draft_cost: CostModel | None
     kinds: Kinds
     host_kinds: Kinds
     storage_kinds: Kinds
     device: Capacity
     host: Capacity
+    drafting: Drafting | None = None
     stages: tuple["Deployment", ...] = ()
 
     @property
@@ -90,12 +91,13 @@ def _deploy_one(config: ExperimentConfig, plain: ModelConfig) -> Deployment:
     ruled_bytes = engine_rule(cache, model, config.hardware, config.tp)
     if ruled_bytes is not None:
         cache, free_bytes = replace(cache, device_gib=None), ruled_bytes
-    draft_cost = None
+    drafting = None
     if config.speculation.drafts:
         draft = draft_of(plain, config.speculation.layers)
         head_bytes = round(draft.head_params * max(2.0, draft.dense_param_bytes))
         free_bytes -= draft.weight_bytes - head_bytes
         draft_cost = CostModel(draft, config.hardware, tp=config.tp, ep=config.parallel.ep)
+        drafting = Drafting(cost, draft_cost, config.speculation.drafts)
     if cache.host.sglang_gib is not None:
         cache = replace(cache, host_gib=cache.host.sglang_gib * config.tp)
     device, host = capacities(cache, model, kinds, free_bytes, host_kinds=host_kinds)
@@ -106,7 +108,7 @@ def _deploy_one(config: ExperimentConfig, plain: ModelConfig) -> Deployment:
     return Deployment(
         tp=config.tp,
         cost=cost,
-        draft_cost=draft_cost,
+        drafting=drafting,
         kinds=kinds,
         host_kinds=host_kinds,
         storage_kinds=storage_kinds,
@@ -137,7 +139,6 @@ def _deploy_stages(config: ExperimentConfig) -> Deployment:
     return Deployment(
         tp=config.tp,
         cost=cost,
-        draft_cost=None,
         kinds=kinds,
         host_kinds=host_kinds,
         storage_kinds=storage_kinds,

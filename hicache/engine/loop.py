@@ -453,8 +453,7 @@ def note_tokens(batch: Batch, ends_ns: list[int]) -> None:
         runs = req.token_runs
         last_ns = runs[-1][-1]
         if req.gains:  # steps of several tokens
-            times = map(repeat, ends_ns, req.gains)
-            runs.append(TokenRun((last_ns, *chain.from_iterable(times))))
+            runs.append(TokenRun((last_ns, *chain.from_iterable(map(repeat, ends_ns, req.gains)))))
         else:
             if shared is None or shared[0] != last_ns:
                 shared = TokenRun((last_ns, *ends_ns))

@@ -12,7 +12,6 @@ from hicache.engine.deployment import Deployment, Place, places_of
 from hicache.engine.ports import Runtime
 from hicache.engine.stages import joined_rates, joined_stores, shard_sizes
 from hicache.executor.simulated.cut import CuttingExecutor
-from hicache.executor.simulated.drafting import Drafting
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
 from hicache.executor.simulated.pipeline import PipelineExecutor, Stage
 from hicache.executor.simulated.sidecars import DRAFT, WithSidecars
@@ -157,14 +156,11 @@ def _executor(
     kind = CuttingExecutor if config.executor.capture == "cut" else SimulatedExecutor
     parallel = config.parallel
     is_sparse = place.role == "decode" and parallel.sparse_tokens is not None
-    cost, draft_cost, drafting = place.deployment.cost, place.deployment.draft_cost, None
-    if draft_cost is not None:
-        drafting = Drafting(cost, draft_cost, config.speculation.drafts)
     if place.deployment.stages:
         kind, rates = PipelineExecutor, link_rates(config, place.deployment)
     executor = (SparseExecutor if is_sparse else kind)(
         number,
-        cost,
+        place.deployment.cost,
         io,
         page_size=config.cache.page_size,
         page_bytes=page_bytes,
@@ -174,7 +170,7 @@ def _executor(
         # a staged copy uses no SMs, so it does not slow computing
         slowdown=1.0 if is_staged else config.hardware.copy_slowdown.value,
         begin_ns=to_ns(config.scheduler.begin_s),
-        drafting=drafting,
+        drafting=place.deployment.drafting,
     )
     if isinstance(executor, PipelineExecutor):
         executor.stages = [

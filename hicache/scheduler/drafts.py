@@ -40,12 +40,9 @@ class Drafts:
             return int(mean * (number + 1)) - int(mean * number)
         if not 0.0 < rate < 1.0:
             return 1 + config.drafts * int(rate)
-        return 1 + min(int(log(self._uniform(req, number)) / log(rate)), config.drafts)
-
-    def _uniform(self, req: RequestState, number: int) -> float:
-        # in (0, 1]
-        name = f"{self._seed} {req.request.id} {number}"
-        return (xxh3_64_intdigest(name.encode()) + 1) / 2**64
+        digest = xxh3_64_intdigest(f"{self._seed} {req.request.id} {number}".encode())
+        drawn = (digest + 1) / 2**64  # in (0, 1]
+        return 1 + min(int(log(drawn) / log(rate)), config.drafts)
 
 
 def expected_tokens(rate: float, num_drafts: int) -> float:

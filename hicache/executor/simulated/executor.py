@@ -429,7 +429,7 @@ class SimulatedExecutor:
         self._io.enqueue("read", self._io.read(self._engine, prefetch, self._page_bytes), now_ns)
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
-        lens = self._lens(batch)
+        lens = [req.kv_len + self._num_queries for req in batch.decodes]
         if not batch.extends:
             slowdown = self._now_slowdown
             if self._drafting is None:
@@ -442,11 +442,6 @@ class SimulatedExecutor:
         if self._drafting is not None:
             end_ns += self._drafting.draft_ns(batch.extends, lens, self._now_slowdown)
         return StepRun(StepEnds([end_ns]), cost.load_stall_ns)
-
-    def _lens(self, batch: Batch) -> list[int]:
-        # tokens that the decodes attend to
-        ahead = self._num_queries
-        return [req.kv_len + ahead for req in batch.decodes]
 
     @property
     def _now_slowdown(self) -> float:

@@ -63,7 +63,8 @@ class PipelineExecutor(SimulatedExecutor):
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         counters = self._io.counters
-        lens, end_ns, stalls = self._lens(batch), now_ns, []
+        lens = [req.kv_len + 1 for req in batch.decodes]
+        end_ns, stalls = now_ns, []
         for stage in self.stages:
             comes_ns = max(end_ns, stage.free_ns)
             starts_ns = max(comes_ns, stage.ready_ns)

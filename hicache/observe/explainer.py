@@ -82,6 +82,9 @@ class Explainer(PageHistory):
         full_end, dropped = case.full_len // page, case.dropped_len // page
         after = full_end + dropped
         parts = [(first, full_end), (after, seen)] if dropped else [(first, seen)]
+        prefetch, start = (None, first) if has_run else (req.prefetch, case.came_len // page)
+        if prefetch is not None:  # the case is new if another engine has ended the request
+            start = prefetch.start_page
         for begin, end in [each for each in parts if each[0] < each[1]]:
             missing = MissingPages(
                 history=self,
@@ -89,8 +92,8 @@ class Explainer(PageHistory):
                 names_evictions=self._names_evictions,
                 numbers=numbers[:end],
                 full_end=max(full_end, begin),  # an admission may use less
-                start=first if has_run else case.came_len // page,
-                prefetch=None if has_run else req.prefetch,
+                start=start,
+                prefetch=prefetch,
                 declined="retracted" if has_run else req.declined,
             )
             case.missing += missing.spans(begin)

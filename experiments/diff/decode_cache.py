@@ -34,7 +34,6 @@ from hicache.request import Request
 from hicache.scheduler.handover import Handover, Parcel
 from hicache.scheduler.request_state import RequestState
 
-
 # so small that half of the requests are not admitted at first
 SIZES = {"device_tokens": 131_072, "host_tokens": 262_144, "max_len": 65_536, "num_running": 24}
 

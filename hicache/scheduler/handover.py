@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import Move
+from hicache.request import TOKEN_BYTES
 from hicache.scheduler.queue_waits import Cause
 from hicache.scheduler.request_state import RequestState
 
@@ -134,7 +135,7 @@ def bytes_to_send(
     """Return the bytes of the pages `[start, end)` of a prompt, in tokens, that a parcel carries.
 
     Only the last parcel, whose `end` is `target_len`, carries the last, partial page, the sliding
-    windows at the end, and the Mamba state.
+    windows at the end, and the Mamba state. If it has none of them, it carries the first token.
     """
     size = kinds.page_size
     if end < target_len:
@@ -144,4 +145,4 @@ def bytes_to_send(
     for kind, length in kinds.window_lens.items():
         first = max(promised_len, target_len - length) // size
         num_bytes += (last - first) * page_bytes[kind]
-    return num_bytes + sum(page_bytes[kind] for kind in kinds.points)
+    return num_bytes + sum(page_bytes[kind] for kind in kinds.points) or TOKEN_BYTES

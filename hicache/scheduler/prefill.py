@@ -59,6 +59,7 @@ class Prefill:
         listener: receives the events of requests; None means no listener.
     """
 
+    more_len = 0  # tokens that may be held in addition to all but the last one of a prompt
     late_slots = False  # whether a request gets its state slots after it is admitted
     # whether windows are freed when the next step is planned, with `compat.rules.trims_leaves`
     may_leave_at_plan = False
@@ -125,14 +126,14 @@ class Prefill:
 
     def enter(self, req: RequestState, now_ns: int) -> None:
         """Queue a request, and start its prefetch from storage."""
-        request = req.request
+        request, end = req.request, req.target_len + self.more_len
         if self.prefetcher is None:
-            match = look(self.cache.tree, req.tokens, req.target_len - 1, request.namespace)
+            match = look(self.cache.tree, req.tokens, end - 1, request.namespace)
             self._note(req, match)
         else:  # the prefetch needs the node after which it inserts pages
             match = self._match(req, refreshes=self.cache.rules.refresh is Refresh.arrived)
             prefetch = self.prefetcher.prefetch_from_storage(
-                request.id, req.sequence, match, req.target_len, now_ns
+                request.id, req.sequence, match, end, now_ns
             )
             req.prefetch, req.declined = prefetch, self.prefetcher.declined
             if prefetch is not None:
@@ -400,7 +401,7 @@ class Prefill:
         return self.cache.tree.lock(match.device_node if self.late_slots else match.best_node)
 
     def _match(self, req: RequestState, *, refreshes: bool) -> MatchResult:
-        match = self.cache.match(req.sequence, req.target_len, refreshes=refreshes)
+        match = self.cache.match(req.sequence, req.target_len + self.more_len, refreshes=refreshes)
         self._note(req, match)
         return match
 

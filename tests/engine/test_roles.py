@@ -8,6 +8,7 @@ import pytest
 from hicache import experiment
 from hicache.clock import to_ns
 from hicache.engine.deployment import deploy, places_of
+from hicache.request import TOKEN_BYTES
 from hicache.results.metrics import RequestRecord, Status, summarize
 from hicache.results.roles import as_sglang_reports
 from hicache.results.verdict import in_short, objections
@@ -104,6 +105,18 @@ def test_turn_of_a_chat_sends_what_the_decode_engine_lacks(answer_len, held_len)
     assert records[1].device_hit_len == 384  # the prefill engine has not decoded
     sent = 384 // 64 + -(-(384 + answer_len + 384) // 64) - held_len // 64
     assert measures["transfer/link_bytes"] == sent * PAGE_BYTES
+
+
+def test_decode_engine_may_hold_all_of_a_prompt():
+    # as in SGLang: the prefill engine computes the last token, but its KV need not travel
+    prompt = list(range(256))
+    requests = [request_of(number, prompt, [1, 2], number * 10**12) for number in range(2)]
+    records, measures = run(requests)
+    assert [(each.reused_len, each.computed_len) for each in records.values()] == [
+        (0, 256),
+        (256, 64),
+    ]
+    assert measures["transfer/link_bytes"] == 256 // 64 * PAGE_BYTES + TOKEN_BYTES
 
 
 def test_reuse_on_the_decode_engine_saves_no_computed_tokens():

@@ -54,22 +54,21 @@ class PageWindows:
         for kind, window in self._tree.kinds.windows:
             first = sequence.reads_from[kind] = max(window.first(node.end), 0)
             for end in self._ends(sequence, match):  # `offloading/scheduler.py`, line 1855
-                used = kind, max(window.first(end), first), min(end, node.end)
-                if used[1] < used[2]:
-                    sequence.used.append(used)
-                    self._tree.ancestor(node, sequence.tokens, used[1])  # splits there
-                    self._tree.ancestor(node, sequence.tokens, used[2])
+                begin, end = max(window.first(end), first), min(end, node.end)
+                if begin < end:
+                    sequence.use(kind, begin, end)
+                    self._tree.ancestor(node, sequence.tokens, begin)  # splits there
+                    self._tree.ancestor(node, sequence.tokens, end)
             self._tree.ancestor(node, sequence.tokens, first)
 
     def take(self, sequence: Sequence, load_back: LoadBack) -> None:
         """Give the request, after a load-back, the window pages that were loaded for it alone."""
         end = sequence.num_pages
-        sequence.used += [(kind, end - 1, end) for kind in self._tree.kinds.points]
-        sequence.used += [
-            (kind, load_back.starts[kind], end)
-            for kind in self._tree.kinds.window_lens
-            if kind in load_back.starts
-        ]
+        for kind in self._tree.kinds.points:
+            sequence.use(kind, end - 1, end)
+        for kind in self._tree.kinds.window_lens:
+            if kind in load_back.starts:
+                sequence.use(kind, load_back.starts[kind], end)
         for kind, first, page_ids in load_back.own:
             if kind in self._tree.kinds.window_lens:
                 sequence.pages[kind][first : first + len(page_ids)] = page_ids
@@ -79,10 +78,12 @@ class PageWindows:
 
     def note_published(self, sequence: Sequence, num_pages: int, *, keeps_window: bool) -> None:
         """Note the windows and states that are about to enter the tree, up to page `num_pages`."""
-        kinds, used = self._tree.kinds, sequence.used
-        used += [(kind, end - 1, end) for kind in kinds.points for end in sequence.states]
+        kinds = self._tree.kinds
+        for kind in kinds.points:
+            for end in sequence.states:
+                sequence.use(kind, end - 1, end)
         for kind, _ in kinds.windows if keeps_window else ():
-            used.append((kind, sequence.own_start(kind, kinds), num_pages))
+            sequence.use(kind, sequence.own_start(kind, kinds), num_pages)
 
     # -- while it runs -------------------------------------------------------------------------
 
@@ -136,10 +137,11 @@ class PageWindows:
             sequence.host_tick = self._tree.residency.next_tick()
         if not is_end:
             sequence.host_end = node.end
-        for kind, first, end in [(FULL, 0, sequence.host_end), *sequence.used]:
-            for above in node.path(first):
-                if above.end <= end and above.held[HOST][kind] is not None:
-                    above.host_ticks[kind] = max(above.host_ticks[kind], sequence.host_tick)
+        for kind, spans in {FULL: [(0, sequence.host_end)], **sequence.used}.items():
+            for first, end in spans:
+                for above in node.path(first):
+                    if above.end <= end and above.held[HOST][kind] is not None:
+                        above.host_ticks[kind] = max(above.host_ticks[kind], sequence.host_tick)
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -317,8 +317,7 @@ class Residency:
 
     def _first_of(self, tier: int, among: Sequence[int]) -> tuple[Node, int] | None:
         queues = self.queues[tier]
-        has_duplicates = self.duplicates and tier == HOST and FULL in among
-        spared = self._duplicate() if has_duplicates else None
+        spared = self._duplicate() if self.duplicates and tier == HOST and FULL in among else None
         if spared is not None and self._duplicates_first:
             return spared, FULL
         order = among if len(among) == 1 else [each for each in self._order if each in among]

@@ -16,7 +16,7 @@ class Sequence:
     request last freed window pages; `passed` is, by kind, the page up to which it looked for such
     pages. With `compat.rules.trims_leaves`, the request reads the windows of the tree from page
     `reads_from` on, by kind. Those in `leaving`, as (kind, first page, ids), are not for the tree
-    and wait until no step reads them; those in `used`, by kind as (first page, end), and states, are
+    and wait until no step reads them; those in `used`, by kind as (first, end), and states, are
     read or published; `host_tick` is when it first used the host, of which it has used `host_end`
     pages. `past` locks states that the request has passed, but not yet freed. `states` maps page
     boundaries to Mamba state slots that are not in the tree yet. `digests` are

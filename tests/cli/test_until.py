@@ -9,6 +9,7 @@ from hicache.cli import until
 
 SMALL = (
     *("workload=chat", "workload.num_sessions=10", "storage=none", "model=llama3_8b"),
+    "workload.limit=24",
     "tracker.wandb_mode=disabled",
 )
 GRID = "cache.device.tokens.full=40000,200000"

@@ -1091,7 +1091,8 @@ class ExperimentConfig:
         keeps_on_host = self.parallel.decode_cache == "tiers"
         kinds, is_sparse = self.model.kinds, self.parallel.sparse_tokens is not None
         has_states, has_windows = LayerKind.mamba in kinds, LayerKind.swa in kinds
-        has_aux = has_states or has_windows or bool(self.model.parts)
+        parts = self.model.parts
+        has_more = has_states or has_windows or any(part.window_len for part in parts)
         refused = {
             "speculation.drafts": self.speculation.drafts > 0,
             "scheduler.batching=running_first": self.scheduler.batching is Batching.running_first,
@@ -1102,10 +1103,10 @@ class ExperimentConfig:
             and (keeps_on_host or is_sparse or self.parallel.needs_simulation),
             "parallel.retraction=host_pool with Mamba states": has_states
             and self.parallel.retraction == "host_pool",
-            "parallel.decode_cache=offload with windows or Mamba states": has_aux
+            "parallel.decode_cache=offload with windows or Mamba states": (has_more or bool(parts))
             and self.parallel.is_offloading,
             "parallel.sparse_tokens with windows, Mamba states or decode_cache=offload": is_sparse
-            and (has_aux or self.parallel.is_offloading),
+            and (has_more or self.parallel.is_offloading),
             "parallel.decode_cache=tiers, a model with sliding windows and "
             "compat.rules.decode_windows_on_host=false": keeps_on_host
             and has_windows

@@ -100,7 +100,7 @@ def build_engine(
             cache, prefetcher, scheduler, executor, runtime.link, page_bytes, check=check
         )
     if isinstance(scheduler, DecodeScheduler):
-        scheduler.decode.setup(config.parallel, deployment.kinds.page_bytes, config.model.max_len)
+        scheduler.decode.setup(config, deployment.kinds.page_bytes)
         return DecodeEngine(cache, prefetcher, scheduler, executor, runtime.link, check=check)
     if isinstance(executor, PipelineExecutor):
         engine = PipelineEngine(cache, prefetcher, scheduler, executor, check=check)

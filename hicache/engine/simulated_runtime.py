@@ -178,7 +178,7 @@ def _executor(
             for each in place.deployment.stages
         ]
     if isinstance(executor, SparseExecutor):
-        token_bytes = place.deployment.kinds.page_bytes[FULL] / config.cache.page_size
+        kv_bytes = place.deployment.kinds.page_bytes[FULL] * config.model.kv_share
         executor.buffer_tokens, executor.miss = parallel.sparse_tokens or 0, parallel.sparse_miss
-        executor.top_bytes = int(config.compat.rules.sparse_top * token_bytes)
+        executor.top_bytes = int(config.compat.rules.sparse_top * kv_bytes / config.cache.page_size)
     return executor

@@ -372,6 +372,12 @@ class ModelConfig:
         more = fsum(self.part_layers(each) * each.entry_bytes / each.tokens for each in riders)
         return self.num_holders(LayerKind.full) * self.full_layer_token_bytes + round(more)
 
+    @property
+    def kv_share(self) -> float:
+        """Fraction of the bytes of full-attention pages that is KV; the rest is index keys."""
+        alone = self.num_holders(LayerKind.full) * self.full_layer_token_bytes
+        return alone / max(self.full_token_bytes, 1)
+
     def row_dims(self, kind: LayerKind) -> list[int]:
         """Return the numbers of elements of the vectors that a layer caches for each token."""
         value_dim = self.value_dim or self.head_dim

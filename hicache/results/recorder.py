@@ -317,9 +317,11 @@ class Recorder:
         until_ns = now_ns if req.first_token_ns is None else req.first_token_ns
         admitted_ns = until_ns if req.admitted_ns is None else req.admitted_ns
         handed_ns = req.transfer_ns + req.restore_ns
-        load_back_ns = min(req.load_back_ns, until_ns - admitted_ns - handed_ns)
-        prefill_ns = until_ns - admitted_ns - handed_ns - load_back_ns
         known_ns = (req.own_ns, req.shared_ns, req.fence_ns)
+        prefill_ns = until_ns - admitted_ns - handed_ns
+        # an abort may come during the stall, which counts when its step begins
+        load_back_ns = min(req.load_back_ns, prefill_ns - sum(known_ns))
+        prefill_ns -= load_back_ns
         parts_ns = zip(PREFILL_CAUSES, (*known_ns, prefill_ns - sum(known_ns)), strict=True)
         self._record(
             request,

@@ -8,7 +8,7 @@ rules of admission are those of SGLang 0.5.23 (`disaggregation/decode.py`, `pop_
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from math import inf
+from math import ceil, inf
 
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import PageIds
@@ -19,7 +19,7 @@ from hicache.cache.tree.keys import keys
 from hicache.cache.tree.node import DEVICE, HOST, NO_END, MatchResult
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import NEVER
-from hicache.config import ParallelConfig
+from hicache.config import ExperimentConfig
 from hicache.scheduler.admission import StepBudget, ceil_page
 from hicache.scheduler.batch import Batch
 from hicache.scheduler.decision import Defer, Reason
@@ -183,7 +183,7 @@ class Intake(Prefill):
         length = self._decode.saved[req.request.id]
         if self.cache.acquire(req.sequence, match) is None:
             return Defer(Reason.slots)
-        if not self._append(req.sequence, 0, length):
+        if not self._append(req, 0, length):
             self.cache.abandon(req.sequence)
             return Defer(Reason.tokens)
         self.waiting.remove(req)
@@ -219,7 +219,7 @@ class Intake(Prefill):
 
     def _lacks_buffer(self, req: RequestState, running: Items[RequestState]) -> Defer | None:
         # with sparse attention, a request needs a buffer on the device, and host memory for its KV
-        num_pages, cache = self._decode.buffer_pages, self.cache
+        num_pages, cache = self._decode.sparse_pages(req), self.cache
         host = cache.pools[HOST][FULL].capacity
         held = [each.request for each in (*running, *self.loading, req)]
         on_host = sum(-(-(each.prompt_len + each.output_len) // self._page) for each in held)
@@ -253,7 +253,7 @@ class Intake(Prefill):
             if acquired is None:
                 return None
             promised = acquired
-        if not self._append(sequence, promised // page, req.target_len):
+        if not self._append(req, promised // page, req.target_len):
             self.cache.abandon(sequence)
             return None
         handover = Handover(req, promised, self._choose(req), self._number)
@@ -274,13 +274,13 @@ class Intake(Prefill):
             self.counters[f"decode/{tier}_reused_tokens"] += getattr(acquired, f"{tier}_len")
         return acquired.cached_len
 
-    def _append(self, sequence: Sequence, first: int, target_len: int) -> bool:
+    def _append(self, req: RequestState, first: int, target_len: int) -> bool:
         # takes pages for the tokens that will arrive, from page `first` on; of windows only those
         # that later tokens read
-        cache, kinds, page = self.cache, self.cache.tree.kinds, self._page
+        cache, kinds, page, sequence = self.cache, self.cache.tree.kinds, self._page, req.sequence
         end = -(-target_len // page)
         if self._decode.buffer_pages:
-            page_ids = cache.device.allocate(FULL, self._decode.buffer_pages)
+            page_ids = cache.device.allocate(FULL, self._decode.sparse_pages(req))
             sequence.pages[FULL] += page_ids or []
             sequence.num_pages = NO_END  # the rest is on the host
             return page_ids is not None
@@ -429,13 +429,14 @@ class Intake(Prefill):
 class Receiver(Decode):
     """Decodes requests whose prompts other engines have computed.
 
-    With sparse attention, a request holds `buffer_pages` on the device.
+    With sparse attention, a request holds `buffer_pages` on the device, and all its index keys.
     `saved` has the KV lengths of retracted requests whose KV is on the host, by request id.
     `offloads` has what is written to storage when its copy to the host has ended.
     """
 
-    def setup(self, config: ParallelConfig, page_bytes: Items[int], max_len: int) -> None:
-        """Begin with these settings; `max_len` is that of prompt and answer in tokens."""
+    def setup(self, settings: ExperimentConfig, page_bytes: Items[int]) -> None:
+        config, max_len = settings.parallel, settings.model.max_len
+        self._kv_share = settings.model.kv_share
         keeps = config.decode_cache in ("device", "tiers")
         self.has_cache = keeps and config.sparse_tokens is None
         if not self.has_cache:
@@ -451,6 +452,15 @@ class Receiver(Decode):
         # SGLang's size of the pool for retracted requests
         most = max(device // 5, -(-min(max_len - 1, device * page) // page))
         self._pool_pages = most if config.retraction == "host_pool" else 0
+
+    def sparse_pages(self, req: RequestState) -> int:
+        """Return the device pages of a request: a buffer of full KV, and index keys of its tokens.
+
+        The keys of its whole answer are reserved.
+        """
+        num_pages = -(-(req.request.prompt_len + req.request.output_len) // self._page)
+        share = self._kv_share
+        return ceil(self.buffer_pages * share + num_pages * (1 - share))
 
     def start(self, req: RequestState, now_ns: int) -> None:
         if self.has_cache:

@@ -54,23 +54,21 @@ class PageWindows:
         for kind, window in self._tree.kinds.windows:
             first = sequence.reads_from[kind] = max(window.first(node.end), 0)
             for end in self._ends(sequence, match):  # `offloading/scheduler.py`, line 1855
-                begin, end = max(window.first(end), first), min(end, node.end)
-                if begin < end:
-                    sequence.use(kind, begin, end)
-                    self._tree.ancestor(node, sequence.tokens, begin)  # splits there
-                    self._tree.ancestor(node, sequence.tokens, end)
+                used = kind, max(window.first(end), first), min(end, node.end)
+                if used[1] < used[2]:
+                    sequence.used.append(used)
+                    self._tree.ancestor(node, sequence.tokens, used[1])  # splits there
+                    self._tree.ancestor(node, sequence.tokens, used[2])
             self._tree.ancestor(node, sequence.tokens, first)
 
     def take(self, sequence: Sequence, load_back: LoadBack) -> None:
         """Give the request, after a load-back, the window pages that were loaded for it alone."""
         end = sequence.num_pages
-        for kind in self._tree.kinds.points:
-            sequence.use(kind, end - 1, end)
-        for kind in self._tree.kinds.window_lens:
-            if kind in load_back.starts:
-                sequence.use(kind, load_back.starts[kind], end)
+        sequence.used += [(kind, end - 1, end) for kind in self._tree.kinds.points]
+        starts, lens = load_back.starts, self._tree.kinds.window_lens
+        sequence.used += [(kind, starts[kind], end) for kind in lens if kind in starts]
         for kind, first, page_ids in load_back.own:
-            if kind in self._tree.kinds.window_lens:
+            if kind in lens:
                 sequence.pages[kind][first : first + len(page_ids)] = page_ids
                 sequence.leaving.append((kind, first, page_ids))
         assert sequence.lock is not None
@@ -78,12 +76,13 @@ class PageWindows:
 
     def note_published(self, sequence: Sequence, num_pages: int, *, keeps_window: bool) -> None:
         """Note the windows and states that are about to enter the tree, up to page `num_pages`."""
-        kinds = self._tree.kinds
-        for kind in kinds.points:
-            for end in sequence.states:
-                sequence.use(kind, end - 1, end)
+        kinds, used = self._tree.kinds, sequence.used
+        used += [(kind, end - 1, end) for kind in kinds.points for end in sequence.states]
         for kind, _ in kinds.windows if keeps_window else ():
-            sequence.use(kind, sequence.own_start(kind, kinds), num_pages)
+            first = sequence.own_start(kind, kinds)
+            if used and used[-1][0] == kind and used[-1][2] == first:
+                first = used.pop()[1]  # so that a long prompt, published in parts, has one span
+            used.append((kind, first, num_pages))
 
     # -- while it runs -------------------------------------------------------------------------
 
@@ -137,11 +136,10 @@ class PageWindows:
             sequence.host_tick = self._tree.residency.next_tick()
         if not is_end:
             sequence.host_end = node.end
-        for kind, spans in {FULL: [(0, sequence.host_end)], **sequence.used}.items():
-            for first, end in spans:
-                for above in node.path(first):
-                    if above.end <= end and above.held[HOST][kind] is not None:
-                        above.host_ticks[kind] = max(above.host_ticks[kind], sequence.host_tick)
+        for kind, first, end in [(FULL, 0, sequence.host_end), *sequence.used]:
+            for above in node.path(first):
+                if above.end <= end and above.held[HOST][kind] is not None:
+                    above.host_ticks[kind] = max(above.host_ticks[kind], sequence.host_tick)
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ class Sequence:
     request last freed window pages; `passed` is, by kind, the page up to which it looked for such
     pages. With `compat.rules.trims_leaves`, the request reads the windows of the tree from page
     `reads_from` on, by kind. Those in `leaving`, as (kind, first page, ids), are not for the tree
-    and wait until no step reads them; those in `used`, by kind as (first, end), and states, are
+    and wait until no step reads them; those in `used`, as (kind, first page, end), and states, are
     read or published; `host_tick` is when it first used the host, of which it has used `host_end`
     pages. `past` locks states that the request has passed, but not yet freed. `states` maps page
     boundaries to Mamba state slots that are not in the tree yet. `digests` are
@@ -36,7 +36,7 @@ class Sequence:
         self.left_page = -1
         self.reads_from: list[int] = []
         self.leaving: list[tuple[int, int, PageIds]] = []
-        self.used: dict[int, list[tuple[int, int]]] = {}
+        self.used: list[tuple[int, int, int]] = []
         self.host_tick = self.host_end = 0
         self.lock: Lock | None = None
         self.past: list[Lock] = []
@@ -46,14 +46,6 @@ class Sequence:
         self.states: dict[int, PageIds] = {}
         self.digests: list[bytes] = []
         self.digests_start = 0
-
-    def use(self, kind: int, first: int, end: int) -> None:
-        """Note that the request reads or publishes pages of a kind; joins spans that meet."""
-        spans = self.used.setdefault(kind, [])
-        if spans and first <= spans[-1][1] and end >= spans[-1][0]:
-            last = spans.pop()
-            first, end = min(first, last[0]), max(end, last[1])
-        spans.append((first, end))
 
     def begin(self, node: Node, kinds: Kinds) -> None:
         """Hold the device pages of the prefix that ends at `node`."""

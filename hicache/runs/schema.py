@@ -4,7 +4,7 @@ Hydra cannot compose over frozen dataclasses (OmegaConf marks them read-only), s
 that mark; `to_config` returns the frozen classes and runs their checks.
 """
 
-import copy
+import pickle
 import secrets
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -54,12 +54,12 @@ def config_of(*overrides: str) -> ExperimentConfig:
     told = OverridesParser.create().parse_overrides(with_implied(overrides))
     values = [each for each in told if is_value(each)]
     files = [str(each.input_line) for each in told if each not in values]
-    config = copy.deepcopy(_composed(*files))
+    config = _copy(_composed(*files))
     try:
         for each in values:
             OmegaConf.update(config, each.key_or_group, each.value())
     except OmegaConfBaseException:  # Hydra refuses it too, with a better message
-        config = copy.deepcopy(_composed(*(str(each.input_line) for each in told)))
+        config = _copy(_composed(*(str(each.input_line) for each in told)))
     return to_config(config)
 
 
@@ -83,6 +83,11 @@ def _composed(*overrides: str, with_hydra: bool = False) -> DictConfig:
     ready = GlobalHydra.instance().is_initialized()  # true inside `experiments.run`
     with nullcontext() if ready else initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", list(overrides), return_hydra_config=with_hydra)
+
+
+def _copy(config: DictConfig) -> DictConfig:
+    copied: DictConfig = pickle.loads(pickle.dumps(config))  # six times as fast as copy.deepcopy
+    return copied
 
 
 def is_value(override: Override) -> bool:

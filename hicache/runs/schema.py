@@ -50,16 +50,17 @@ def config_of(*overrides: str) -> ExperimentConfig:
     Raises:
         ValueError: a setting is unknown, required but missing, or has an invalid value.
     """
-    # composing is slow, so do it once for each choice of files, and set values in a copy
+    # composing is slow, so do it once for each choice of files, and set values in a copy; pickle
+    # copies several times as fast as copy.deepcopy
     told = OverridesParser.create().parse_overrides(with_implied(overrides))
     values = [each for each in told if is_value(each)]
     files = [str(each.input_line) for each in told if each not in values]
-    config = _copy(_composed(*files))
+    config: DictConfig = pickle.loads(pickle.dumps(_composed(*files)))
     try:
         for each in values:
             OmegaConf.update(config, each.key_or_group, each.value())
     except OmegaConfBaseException:  # Hydra refuses it too, with a better message
-        config = _copy(_composed(*(str(each.input_line) for each in told)))
+        config = _composed.__wrapped__(*(str(each.input_line) for each in told))
     return to_config(config)
 
 
@@ -83,11 +84,6 @@ def _composed(*overrides: str, with_hydra: bool = False) -> DictConfig:
     ready = GlobalHydra.instance().is_initialized()  # true inside `experiments.run`
     with nullcontext() if ready else initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", list(overrides), return_hydra_config=with_hydra)
-
-
-def _copy(config: DictConfig) -> DictConfig:
-    copied: DictConfig = pickle.loads(pickle.dumps(config))  # six times as fast as copy.deepcopy
-    return copied
 
 
 def is_value(override: Override) -> bool:

@@ -1,6 +1,7 @@
 import functools
 import gc
 import os
+import pickle
 import shutil
 import sys
 from collections import namedtuple
@@ -8,12 +9,18 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 import pytest
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.core_plugins.importlib_resources_config_source import (
+    ImportlibResourcesConfigSource,
+)
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 
 from hicache.cache.tiers.transfer import FATES
 from hicache.clock import SECOND_NS
 from hicache.request import Request
 from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord, Row, Status
 from hicache.results.recorder import TIER_TOKENS
+from hicache.runs.schema import CONF
 from hicache.workload import workload
 
 HAS_GPU = shutil.which("nvidia-smi") is not None or "tests.imitated_gpu" in sys.modules
@@ -24,6 +31,7 @@ if not HAS_GPU:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # every full collection of garbage looks through all imported objects: a ninth of a run's time
 gc.set_threshold(50_000, 20, 100)
+KEPT = {str(CONF), "hydra.conf"}  # sources of settings that no test changes
 DRAWN = ("builtin", "chat", "agents")
 DrawnFrom = namedtuple("DrawnFrom", "num_sessions session_rate think_cap_s")  # and a seed
 
@@ -61,6 +69,32 @@ def drawn_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for kind in DRAWN:
             patch.setitem(workload.GENERATORS, kind, once(workload.GENERATORS[kind]))
+        yield
+
+
+def keep_parsed(replace: Callable[[type, str, object], None]) -> None:
+    """Parse the files of Hydra and of conf/ once: composing spends a third of its time on that."""
+    parsed: dict[tuple[str, str], bytes] = {}
+
+    def once(load: Callable[..., ConfigResult]) -> Callable[..., ConfigResult]:
+        def from_memory(self: ConfigSource, config_path: str) -> ConfigResult:
+            if self.path not in KEPT:  # a folder of a test, whose files may change
+                return load(self, config_path)
+            key = self.path, config_path
+            if key not in parsed:
+                parsed[key] = pickle.dumps(load(self, config_path))
+            return pickle.loads(parsed[key])
+
+        return from_memory
+
+    for source in (FileConfigSource, ImportlibResourcesConfigSource):
+        replace(source, "load_config", once(source.load_config))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsed_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        keep_parsed(patch.setattr)
         yield
 
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import gc, json, os, resource, socket, sys, types
 sys.path[:0] = [{root!r}, {tests!r}]
-from conftest import finished_request, row_at
+from conftest import finished_request, keep_parsed, row_at
 from hicache.results.metrics import REQUIRED_MEASURES, Progress, Result
 from hicache.storage.base import StorageError
 from hicache.secret import PASSWORD
@@ -61,6 +61,7 @@ from hydra._internal.hydra import Hydra
 from hydra.core.plugins import Plugins
 
 Plugins.instance()  # looks for them in all that is installed
+keep_parsed(setattr)
 config_of("seed=1")  # the first override is parsed slowly
 gc.freeze()
 gc.disable()

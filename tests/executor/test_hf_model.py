@@ -23,10 +23,10 @@ hf_model = pytest.importorskip(
 @pytest.mark.parametrize("family", KINDS)
 def test_logits_are_those_without_a_cache_with_hits_of_every_kind_from_every_tier(family, call):
     with arrivals() as seen:
-        result = run(family, f"executor.call={call}")
+        result = run(family, f"executor.call={call}", num_requests=20)
     measures = result.measures
     assert all(seen[tier, kind] for tier in ("host", "storage") for kind in KINDS[family]), seen
-    assert (measures["verify/checked_count"], measures["verify/untested_count"]) == (40, 0)
+    assert (measures["verify/checked_count"], measures["verify/untested_count"]) == (20, 0)
     assert (measures["verify/wrong_count"], measures["verify/greedy_agreement"]) == (0, 1)
     if call == "page":
         assert measures["verify/unequal_count"] == 0

@@ -52,14 +52,11 @@ def test_only_keys_of_both_summaries_are_compared():
 
 
 @pytest.mark.parametrize("components", one_tree.MODELS)
-def test_every_row_of_the_bench_of_trees_takes_time(components):
-    program = f"""
-from experiments.bench import one_tree
-one_tree.NUM_PROMPTS, one_tree.DEPTH = 10, 16
-one_tree.main("ours", "{components}")
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    took_us = json.loads(done.stdout)
+def test_every_row_of_the_bench_of_trees_takes_time(components, monkeypatch, capsys):
+    monkeypatch.setattr(one_tree, "NUM_PROMPTS", 10)
+    monkeypatch.setattr(one_tree, "DEPTH", 16)
+    one_tree.main("ours", components)
+    took_us = json.loads(capsys.readouterr().out)
     rows = ["insert", "match", "match, 16 nodes", "lock", "lock, 16 nodes", "evict"]
     assert list(took_us) == rows
     assert min(took_us.values()) > 0

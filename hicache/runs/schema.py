@@ -50,17 +50,16 @@ def config_of(*overrides: str) -> ExperimentConfig:
     Raises:
         ValueError: a setting is unknown, required but missing, or has an invalid value.
     """
-    # composing is slow, so do it once for each choice of files, and set values in a copy; pickle
-    # copies several times as fast as copy.deepcopy
+    # composing is slow, so do it once for each choice of files, and set values in a copy
     told = OverridesParser.create().parse_overrides(with_implied(overrides))
     values = [each for each in told if is_value(each)]
     files = [str(each.input_line) for each in told if each not in values]
-    config: DictConfig = pickle.loads(pickle.dumps(_composed(*files)))
+    config: DictConfig = pickle.loads(_pickled(*files))
     try:
         for each in values:
             OmegaConf.update(config, each.key_or_group, each.value())
     except OmegaConfBaseException:  # Hydra refuses it too, with a better message
-        config = _composed.__wrapped__(*(str(each.input_line) for each in told))
+        config = _composed(*(str(each.input_line) for each in told))
     return to_config(config)
 
 
@@ -79,6 +78,10 @@ def grid_of(*overrides: str) -> dict[str, str]:
 
 
 @cache
+def _pickled(*overrides: str) -> bytes:
+    return pickle.dumps(_composed(*overrides))  # to load this is faster than copy.deepcopy
+
+
 def _composed(*overrides: str, with_hydra: bool = False) -> DictConfig:
     register()
     ready = GlobalHydra.instance().is_initialized()  # true inside `experiments.run`

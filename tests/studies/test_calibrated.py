@@ -3,7 +3,6 @@
 import pytest
 
 from experiments.studies import calibrated
-from hicache.results import calibration
 
 
 def test_the_constants_of_a_drawn_server_are_found_within_five_percent():
@@ -18,12 +17,6 @@ def test_the_constants_of_a_drawn_server_are_found_within_five_percent():
         ("lengths", "hardware.prefill_factor"),
     ],
 )
-def test_a_log_that_lacks_information_is_refused(lacks, unknown, monkeypatch):
-    monkeypatch.setattr(calibration, "MOST_REQUESTS", 100)  # enough, as the last test shows
+def test_a_log_that_lacks_information_is_refused(lacks, unknown):
     with pytest.raises(ValueError, match=f"does not identify .*{unknown}"):
         calibrated.draw(2, lacks=lacks)
-
-
-def test_half_of_the_requests_of_a_complete_log_are_enough(monkeypatch):
-    monkeypatch.setattr(calibration, "MOST_REQUESTS", 100)
-    assert calibrated.draw(2).keys() == set(calibrated.CONSTANTS)

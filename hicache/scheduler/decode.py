@@ -91,7 +91,9 @@ class Decode:
         """Return how many decode steps may pass before an answer ends or enters the tree."""
         if self.ending:  # the next plan may find room
             return 1
-        wanted = min([len(req.gains) or req.remaining_output for req in running])
+        wanted = min([req.remaining_output for req in running])
+        if self._drafts is not None:
+            wanted = min([len(req.gains) for req in running])
         wanted = min(wanted, self._max_jump)
         if self._answer_pages:
             least = min(map(self._tokens_to_publish, running)) // running[0].most_gain

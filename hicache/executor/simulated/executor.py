@@ -429,7 +429,8 @@ class SimulatedExecutor:
         self._io.enqueue("read", self._io.read(self._engine, prefetch, self._page_bytes), now_ns)
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
-        lens = [req.kv_len + self._num_queries for req in batch.decodes]
+        ahead = self._num_queries
+        lens = [req.kv_len + ahead for req in batch.decodes]
         if not batch.extends:
             slowdown = self._now_slowdown
             if self._drafting is None:

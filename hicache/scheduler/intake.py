@@ -72,7 +72,7 @@ class Intake(Prefill):
     failed, while KV may still arrive in them.
     """
 
-    more_len = 1  # other engines compute prompts, so this one may hold all of a prompt
+    more_len = 1  # other engines compute prompts, so a hit may cover all of one
     is_closed = False  # while the engine is lost
 
     def connect(

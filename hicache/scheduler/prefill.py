@@ -59,7 +59,7 @@ class Prefill:
         listener: receives the events of requests; None means no listener.
     """
 
-    more_len = 0  # tokens that may be held in addition to all but the last one of a prompt
+    more_len = 0  # 1 if a hit may cover a whole prompt; 0 if its last token is always computed
     late_slots = False  # whether a request gets its state slots after it is admitted
     # whether windows are freed when the next step is planned, with `compat.rules.trims_leaves`
     may_leave_at_plan = False

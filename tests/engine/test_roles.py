@@ -264,9 +264,6 @@ def test_sparse_attention_admits_as_many_requests_as_there_are_buffers():
     assert most == {"null": 4, "4096": 38}
 
 
-# -- who writes answers -------------------------------------------------------------------------
-
-
 def decode_rate(batch, *words):
     """Requests decoded per ns by steps of one decode engine of GLM-5 on eight H200."""
     records, _ = run(
@@ -305,6 +302,9 @@ def test_index_keys_of_all_tokens_stay_on_the_device():
     receiver.buffer_pages, receiver._page = 2, 64
     receiver._kv_share = config.model.kv_share
     assert receiver.sparse_pages(RequestState(fresh(0, 6000, 400), b"", 0, 0)) == 8
+
+
+# -- who writes answers -------------------------------------------------------------------------
 
 
 def test_decode_engine_writes_the_whole_pages_of_the_answer_behind_those_of_the_prompt():

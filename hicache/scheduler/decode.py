@@ -210,7 +210,7 @@ class Decode:
             if num_pages == req.target_len // self._page:
                 self.cache.abandon(sequence)  # there is no state at a page boundary of the answer
                 return
-            if sequence.boundary_slot is not None and not self.cache.rules.keeps_for_repeats:
+            if sequence.boundary_slot and not self.cache.rules.keeps_for_repeats:
                 sequence.states[num_pages] = sequence.boundary_slot
                 sequence.boundary_slot = None
         self.cache.finish(sequence, num_pages, is_answer=req.decoded > 1)

@@ -98,6 +98,7 @@ class RadixTree:
             entries=self.entries,
         )
         self.listener = listener
+        self._last_use: tuple[int, bytes] = 0, b""  # logical time and tokens
 
     # -- finding ------------------------------------------------------------------------------
 
@@ -107,14 +108,16 @@ class RadixTree:
         """Find the longest cached prefix of the first `max_len` tokens that a request can reuse.
 
         Only prefixes that were inserted with the same `namespace` match. If the match ends inside a
-        node, the node is split. With `refreshes`, the prefix is marked as just used.
+        node, the node is split. With `refreshes`, the prefix is marked as just used. If the same
+        tokens are looked up again before anything else is used, that is one use: how often a
+        waiting request is considered makes no difference.
 
         These calls alone mark an entry as used: this one, for each request that the scheduler
         considers (`compat.rules.refresh` says which); `touch`, when a request is admitted; and the
         insertion of computed or read pages behind it. `look` and `usable_len` change nothing.
         """
         size = self.page_size
-        if refreshes:
+        if refreshes and (self.residency.tick, tokens) != self._last_use:
             self.residency.next_tick()
         node = self._descend_all(tokens, (max_len + self.peek - self.overlap) // size, namespace)
         dropped, ready = 0, node.end
@@ -129,6 +132,7 @@ class RadixTree:
             full = full.parent  # vLLM looks for branches on the device alone
         if refreshes:
             self._mark_used(best)
+            self._last_use = self.residency.tick, tokens
         return MatchResult(
             device_prefix_len=(on_device.end if on_device.end < ready else ready) * size,
             usable_len=best.end * size,

@@ -432,9 +432,11 @@ class PromptsTogether(Scheduler):
     def _plan_decodes(self, batch: Batch) -> None:
         prefill, decode = self.prefill, self.decode
         gained: set[RequestState] = set()  # they have a token more than is known
+        takes_bytes = False  # states of prompts that are taken in later, from those of pages
         if self._late is not None:
             late, _ = self._late
             gained = {*late.decodes, *(extend.req for extend in late.extends)}
+            takes_bytes = self.cache.device.is_shared and bool(late.extends)
         if decode.remove_ending(gained):
             prefill.is_shut = False
         running = decode.decoding
@@ -451,7 +453,7 @@ class PromptsTogether(Scheduler):
             return
         decode.add(batch, running)
         stays_shut = prefill.is_shut and not self.cache.tree.kinds.window_lens
-        if not (prefill.partial or batch.extends or decode.was_full) and (
+        if not (prefill.partial or batch.extends or decode.was_full or takes_bytes) and (
             stays_shut or not prefill.waiting
         ):
             batch.num_steps = decode.steps_alone(running, gained)

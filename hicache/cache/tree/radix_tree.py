@@ -410,21 +410,23 @@ class RadixTree:
     def lost(self, node: Node, tier: int, kind: int) -> tuple[int, ...]:
         """Return the kinds of data that a node loses on a tier when its data of `kind` is evicted.
 
-        A leaf loses all its data, unless single pages leave (`compat.rules.trims_leaves`): then its
-        windows and state stay on the device, and on the host those that were used later. Other
-        nodes lose the data of `kind` and what is useless without it. The host's copy of
-        full-attention KV that the device holds too leaves alone.
+        A leaf loses all its data, unless single pages leave (`compat.rules.trims_leaves`): then a
+        window or state leaves alone, and full-attention KV leaves windows and state on the device,
+        and on the host those that were used later. Other nodes lose the data of `kind` and what is
+        useless without it. The host's copy of full-attention KV that the device holds too leaves
+        alone.
         """
         is_leaf = node in self.residency.queues[tier][FULL]
         if is_leaf and not self.rules.trims_leaves:
             return self.kinds.lost_with[FULL]
-        if kind == FULL and self.keeps_sidecars and tier == DEVICE:
-            return (FULL,)
-        if kind == FULL and is_leaf and self.keeps_sidecars and self.entries is None:
+        is_full = kind == FULL
+        if self.keeps_sidecars and tier == DEVICE if is_full else self.rules.trims_leaves:
+            return (kind,)
+        if is_full and is_leaf and self.keeps_sidecars and self.entries is None:
             # what was used later than the full-attention KV stays on the host
             ranks = [queue.priority(node) for queue in self.residency.queues[HOST]]
             return tuple(each for each in self.kinds.lost_with[FULL] if ranks[each] <= ranks[FULL])
-        return (FULL,) if kind == FULL and not is_leaf else self.kinds.lost_with[kind]
+        return (FULL,) if is_full and not is_leaf else self.kinds.lost_with[kind]
 
     def evict(self, node: Node, tier: int, kind: int, demand: Demand) -> list[FreePages]:
         """Evict a node's data of `kind` from a tier, and all data that is lost with it.

@@ -60,7 +60,7 @@ def main() -> None:
 
 def _import_path(name: str) -> list[str]:
     # the user's modules, and experiments/ in a checkout, lie in the current directory; so may the
-    # the files of a run by another author
+    # files of a run by another author
     if name not in READERS or "--trust" in sys.argv:
         return ["", *sys.path]
     here, ours = Path.cwd(), Path(__file__).parents[2]

@@ -92,6 +92,15 @@ def test_write_back_copies_exactly_what_an_eviction_drops(kind, on_host, on_devi
     invariants.check_drained(cache, None)
 
 
+def test_a_cache_is_in_use_while_a_lock_protects_data():
+    cache = make_cache(device=ROOMY)
+    cache.serve(16)
+    lock = cache.tree.lock(match(cache, 16).best_node)
+    assert cache.is_in_use
+    cache.tree.release(lock)
+    assert not cache.is_in_use
+
+
 def test_an_allocation_evicts_no_more_than_it_needs():
     cache = make_cache(device=(20, 4, 0), window_len=4)
     cache.path_of(1, 2, 3, 4)

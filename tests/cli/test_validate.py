@@ -137,5 +137,12 @@ def test_a_log_that_cannot_be_used_is_refused_with_its_line(line, told, tmp_path
         read_measured(tmp_path / "log")
 
 
+def test_requests_of_a_log_are_numbered_as_they_arrive(tmp_path):
+    lines = [json.dumps({**LINE, "arrival": arrival}) for arrival in (5, 2, 9)]
+    (tmp_path / "log").write_text("\n".join(lines))
+    found = read_measured(tmp_path / "log")
+    assert (list(found.index), list(found.arrival_ns / 1e9)) == ([0, 1, 2], [2, 5, 9])
+
+
 def test_a_run_that_was_not_explained_has_no_columns_of_reasons(run_dir):
     assert not [name for name in read_requests(run_dir) if "computed_for" in name]

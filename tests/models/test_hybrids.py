@@ -72,6 +72,14 @@ def test_a_hybrid_has_the_layers_bytes_and_parameters_of_its_class(kind):
     assert found == HYBRIDS[kind][1:]
 
 
+def test_heads_of_linear_attention_may_have_a_size_of_their_own():
+    sizes = [
+        derive_model(text("bailing_hybrid", **more), {"name": "own"}).mamba_slot_bytes
+        for more in ({}, {"linear_head_dim": 64})
+    ]
+    assert sizes[1] > 3 * sizes[0]  # states have head_dim columns and rows
+
+
 @pytest.mark.parametrize("kind", ["falcon_h1", "jamba", "lfm2"])
 def test_a_run_of_a_hybrid_keeps_all_invariants(kind, tmp_path):
     path = tmp_path / "config.json"

@@ -1,6 +1,7 @@
 """Which engine a router chooses."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,6 +75,12 @@ def test_prefix_load_chooses_the_longest_prefix_unless_that_engine_has_much_more
     for engine, count in zip(engines, queued, strict=True):
         load(engine, count)
     assert choice(PrefixLoad(), engines, prompt) == chosen
+
+
+def test_an_engine_with_a_role_counts_the_requests_whose_kv_it_sends_or_receives():
+    scheduler: Any = SimpleNamespace(started=[1, 2], cache=None)
+    replicas = [Replica(scheduler, lambda: 0, role=role) for role in ("both", "prefill", "decode")]
+    assert [each.num_transfers for each in replicas] == [0, 2, 2]
 
 
 def test_prefix_load_spreads_requests_that_arrive_together():

@@ -8,6 +8,7 @@ import pytest
 from hicache import experiment
 from hicache.clock import SECOND_NS
 from hicache.results.metrics import Result, summarize
+from hicache.results.recorder import Gaps
 from hicache.results.requests_file import columns_of
 from hicache.runs.schema import config_of
 
@@ -39,6 +40,12 @@ def test_percentiles_of_gaps_are_the_same_step_by_step() -> None:
     jumps, steps = (run(f"engine.jump={jump}")[1] for jump in ("true", "false"))
     assert [jumps[key] for key in keys] == [steps[key] for key in keys]
     assert jumps["request/itl_s_p50"] < jumps["request/itl_s_p99"]  # prefills interrupt decodes
+
+
+def test_gaps_of_one_to_a_hundred_seconds_have_their_ranks_as_percentiles() -> None:
+    gaps = Gaps(np.arange(100, 0, -1) * SECOND_NS, np.ones(100, np.int64))
+    found = {key.rpartition("_")[2]: value for key, value in gaps.seconds().items()}
+    assert found == {"mean": 50.5, "p50": 50, "p95": 95, "p99": 99}
 
 
 @pytest.mark.parametrize("compat", ["sglang_0_5_23", "vllm_0_33"])

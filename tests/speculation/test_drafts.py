@@ -8,6 +8,7 @@ import pytest
 from hicache.cache.tree.keys import keys
 from hicache.config import SpeculationConfig
 from hicache.engine.deployment import deploy
+from hicache.executor.simulated.drafting import Drafting
 from hicache.executor.simulated.sidecars import DRAFT, WithSidecars
 from hicache.executor.simulated.stores import EndlessStore
 from hicache.experiment import run
@@ -135,6 +136,16 @@ def test_drafts_cost_time_even_if_none_is_accepted() -> None:
     )
     assert off < one < five
     assert seconds("speculation.acceptance=1") < off
+
+
+def test_a_step_verifies_one_token_more_than_the_draft_proposes() -> None:
+    def forward_ns(_: Any, lens: Any, *, slowdown: float, num_queries: int = 1) -> Any:
+        return SimpleNamespace(total_ns=int(slowdown) * sum(lens) * num_queries)
+
+    model: Any = SimpleNamespace(forward_ns=forward_ns)
+    batch: Any = SimpleNamespace(decodes=[SimpleNamespace(gains=[3, 1])], num_steps=2)
+    ends = Drafting(model, model, num_drafts=2).verify_ends_ns(batch, [10], 100, 1.0)
+    assert list(ends) == [[100 + 3 * 10 + 2 * 10], [150 + 3 * 13 + 2 * 13]]
 
 
 def test_a_run_tells_its_expectation_and_its_outcome() -> None:

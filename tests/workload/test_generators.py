@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from hicache.config import GeneratedConfig, WorkloadConfig
+from hicache.config import AgentsConfig, GeneratedConfig, WorkloadConfig
 from hicache.request import Request
 from hicache.workload.generators import (
     AGENT_CONTEXT_TOKENS,
@@ -88,6 +88,14 @@ def test_agents_have_the_statistics_of_the_trace():
     parent, request = shrunk[0]
     assert shared_len(ids(request.prompt), ids(parent.prompt)) == AGENT_SHARED_TOKENS
     assert token_hit_rate(agents(config(15), seed=1)) == pytest.approx(0.96, abs=0.03)
+
+
+def test_a_tool_takes_about_its_duration():
+    compiles = AgentsConfig(kind="agents", num_sessions=60, tools={"compile": 40.0})
+    requests = agents(compiles, seed=1)
+    turns = [(requests[r.parent_id], r) for r in requests if r.parent_id is not None]
+    waits_s = [r.think_ns / 1e9 for parent, r in turns if parent.tool]
+    assert np.median(waits_s) == pytest.approx(40, rel=0.1)
 
 
 def test_the_mix_has_one_agent_for_four_conversations():

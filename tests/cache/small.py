@@ -29,7 +29,7 @@ RANKED = conf.STOCK_POLICIES[:5]  # they only rank entries, or leave them to LRU
 
 
 def tokens_of(count: int, first: int = 0) -> bytes:
-    """`count` consecutive token ids."""
+    """`count` consecutive token ids from `first` on, as bytes."""
     return np.arange(first, first + count, dtype="<i4").tobytes()
 
 
@@ -54,12 +54,12 @@ Counts = tuple[int | None, ...]
 
 
 def make_pools(device: Counts, host: Counts, kind: type[PageAllocator] = PageAllocator) -> Pools:
-    """Pools of so many pages and slots."""
+    """The pools of device and host, with these numbers of pages and state slots by kind."""
     return [kind(count) for count in device], [kind(count) for count in host]
 
 
 def world_of(kinds: Kinds | None = None, **groups: Any) -> Any:
-    """The world of a built-in policy with these groups of settings; a token takes 1 ms."""
+    """What a built-in policy is built from: these groups of settings; a token takes 1 ms."""
     kinds = kinds or named_kinds(PAGE)
     config = SimpleNamespace(
         model=SimpleNamespace(num_mamba_layers=len(kinds.points)),
@@ -83,7 +83,7 @@ def world_of(kinds: Kinds | None = None, **groups: Any) -> Any:
 
 
 def methods_of(own: object) -> dict[str, Any]:
-    """The methods of a policy that an object has."""
+    """The policy methods that an object defines, by name."""
     return {name: getattr(own, name) for name in METHODS if hasattr(own, name)}
 
 
@@ -243,13 +243,13 @@ def evict_all(cache: PrefixCache, tier: int, kind: int) -> None:
 
 
 def ranked_by(policy: str, seed: int = 0) -> Any:
-    """A built-in policy that ranks, one of `RANKED`."""
+    """The built-in eviction policy named `policy`, one of `RANKED`."""
     make = STOCK[policy]
     return make(world_of(seed=seed)) if policy == "random" else make()
 
 
 def ranking_of(policy: str, seed: int = 0) -> Ranking:
-    """The order in which a built-in eviction policy takes leaves of the host that have entries."""
+    """The sort key by which a built-in eviction policy orders leaves of the host for eviction."""
     rank = None if policy == "lru" else ranked_by(policy, seed).rank
     entries = Entries(EntryPolicy(rank=rank), named_kinds(PAGE), Digests(PAGE))
     return entries.ranking(HOST, FULL, by_last_use(FULL))

@@ -46,7 +46,7 @@ class Setting:
 
 
 def random_setting(seed: int) -> Setting:
-    """Any kinds, page size, policies and tiny pools."""
+    """Random settings of a walk: kinds, page size, policies and the sizes of tiny pools."""
     rng = Random(seed)
     page = rng.choice([1, 4, 16])
     windows = [1, page, 3 * page, max(page // 2, 1), 2 * page + 1, 2 * page - 1]
@@ -143,7 +143,7 @@ class Walk:
     # -- the walk ------------------------------------------------------------------------------
 
     def run(self, num_operations: int) -> None:
-        """Do so many random operations, then let everything end."""
+        """Do `num_operations` random operations, then end all requests and copies."""
         operations = {
             self.submit: 8,
             self.start: 2,

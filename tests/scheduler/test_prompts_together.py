@@ -32,7 +32,7 @@ def finished(world: World) -> list[int]:
     return ids(world.scheduler.ended.take().finished)
 
 
-def test_prompt_takes_whole_pages_of_the_chunk() -> None:
+def test_prompt_is_charged_whole_pages_of_the_chunk_budget() -> None:
     world = world_of(40)
     world.submit(fresh(1, 20))  # 24 tokens with the rest of its last page
     world.submit(fresh(2, 100))
@@ -40,14 +40,14 @@ def test_prompt_takes_whole_pages_of_the_chunk() -> None:
 
 
 @pytest.mark.parametrize(("num_answers", "admitted"), [(40, [1]), (1, [1, 2])])
-def test_answer_of_a_prompt_is_charged_in_its_step(num_answers: int, admitted: list[int]) -> None:
+def test_answer_is_charged_in_the_step_of_its_prompt(num_answers: int, admitted: list[int]) -> None:
     world = world_of(10, clip_new_tokens=100)
     world.submit(fresh(1, 20, num_answers))
     world.submit(fresh(2, 8, 1))
     assert step(world) == (admitted, [])
 
 
-def test_tokens_that_are_hit_take_none_of_the_chunk() -> None:
+def test_cache_hits_do_not_count_against_the_tokens_of_a_chunk() -> None:
     world = world_of(40)
     world.submit(fresh(1, 48, 1))
     step(world)
@@ -140,7 +140,7 @@ def test_every_32nd_scan_of_a_server_refreshes_the_prefixes_of_the_queue(
     assert (node.tick > before) is not is_stepped
 
 
-def test_answer_frees_windows_from_where_its_prompt_last_freed_some() -> None:
+def test_answer_frees_window_pages_from_where_its_prompt_stopped_freeing_them() -> None:
     world = world_of(60, "full_swa", rules=Rules(trims_windows=True))
     world.submit(fresh(1, 33, 1))
     step(world)

@@ -196,7 +196,7 @@ def test_cache_ttl_gives_the_times_to_live_of_the_papers_rules() -> None:
     assert seen == {"cold", "all", "own"}
 
 
-def test_mori_ranks_by_the_share_of_tool_time_in_the_last_turns_without_queues() -> None:
+def test_mori_ranks_sessions_by_the_share_of_tool_time_in_the_last_turns_without_queueing() -> None:
     turns = [turn(number, 1, "ls") for number in range(9)]
     policy, clock = made(Mori, [*turns, turn(99, 1)])
     gaps, now = [1, 2, 3, 4, 5, 6, 7, 8, 9], 0.0

@@ -60,7 +60,7 @@ def test_eighteen_of_the_repeated_requests_load_from_the_host(again: Result) -> 
     assert sum(record.host_hit_len > 0 for record in again.records) == 18
 
 
-def test_the_last_turns_hit_on_the_device_what_others_loaded_cold(again: Result) -> None:
+def test_the_last_turns_hit_on_the_device_pages_loaded_without_draft_kv(again: Result) -> None:
     last = again.records[-AGENTS:]
     assert [record.host_hit_len for record in last] == [0] * AGENTS
     assert all(0 < record.draft_cold_len == record.device_hit_len for record in last)

@@ -1,4 +1,4 @@
-"""Hits change the latency: the trap of a simulator whose time does not hang on its cache.
+"""Cache hits lower the latency, which a simulator misses if its times ignore the cache.
 
 (BLIS issue 1699: offloading was switched on, hits rose, and no latency moved.)
 """
@@ -77,7 +77,7 @@ def test_the_nearer_the_tier_the_sooner_the_first_token() -> None:
 
 
 @pytest.mark.parametrize("tier", PLACES)
-def test_prefill_costs_what_the_tokens_that_were_not_hit_cost(tier: str) -> None:
+def test_prefill_takes_the_time_to_compute_the_tokens_that_were_not_hit(tier: str) -> None:
     record = last_record(*PLACES[tier])
 
     config = config_of("model=llama3_8b")

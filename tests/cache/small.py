@@ -36,7 +36,7 @@ def tokens_of(count: int, first: int = 0) -> bytes:
 def named_kinds(
     page_size: int, *, window_len: int = 0, has_states: bool = False, page_bytes: Iterable[int] = ()
 ) -> Kinds:
-    """Full KV, and a window and states if set; by default a page has one byte."""
+    """Kinds of a model: full KV, and a window and states if set; by default a page has one byte."""
     sizes = dict(enumerate(page_bytes))
     kinds = [Kind(name="full", number=FULL, page_bytes=sizes.get(FULL, 1))]
     if window_len:
@@ -99,7 +99,7 @@ def prefetcher_of(
     host_tokens: int | None = None,
     policy: object = None,
 ) -> Prefetcher:
-    """A prefetcher with the stop policy of `config`, if `policy` has no method for it."""
+    """A prefetcher with the stop policy of `config`, or with the methods that `policy` has."""
     rates = RateEstimator()
     reads = policies_of(
         cache.tree.kinds, policy, prefetch=config, rates=rates, rules=cache.rules
@@ -117,7 +117,7 @@ class SmallCache(PrefixCache):
         run_request(self, tokens_of(num_tokens, first), prompt_len or num_tokens, **how)
 
     def begin(self, num_tokens: int, first: int = 0) -> tuple[Sequence, Acquired]:
-        """Give a request with such a prompt its cached prefix."""
+        """Begin a request of `num_tokens` tokens: match and acquire its cached prefix."""
         sequence = Sequence(tokens_of(num_tokens, first))
         match = self.match(sequence, num_tokens)
         acquired = self.acquire(sequence, match, prompt_len=num_tokens)

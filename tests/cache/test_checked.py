@@ -22,7 +22,7 @@ ANSWERS = {
 
 
 def answer_of(method, given):
-    """What a checked policy returns whose method `method` answers `given`."""
+    """The answer of a checked policy whose own `method` returns `given`."""
     own = type("Own", (), {method: lambda *_, **__: given})()
     return checked("knob=Own", own, {method: ANSWERS[method]})[method](1, page=2)
 

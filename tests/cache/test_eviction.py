@@ -46,7 +46,7 @@ def test_the_queue_finds_the_same_victim_as_a_search_over_its_nodes(policy, num_
         assert set(queue) == set(members)
 
 
-def test_a_queue_finds_a_node_although_all_priorities_fall():
+def test_a_queue_finds_a_victim_although_the_ranks_of_all_nodes_fall():
     ranks = iter(range(1_000, 0, -1))
     queue = VictimQueue(lambda node: (float(next(ranks)),))
     for node in nodes_of(5):

@@ -106,7 +106,7 @@ class Scenario:
 
 
 def counts(started: int = 1, staged: int = 5, **others: int) -> dict[str, int]:
-    """Counters other than 0; those of requests and pages lack `_count` and `_pages`."""
+    """The counters that are not 0, by name without the suffixes `_count` and `_pages`."""
     counted = {"started": started, "staged": staged, **others}
     return {name: count for name, count in counted.items() if count}
 
@@ -314,7 +314,7 @@ def test_a_prefetch_evicts_other_data_from_the_host_but_not_the_prefix_that_it_c
 
 
 @pytest.mark.parametrize(("evicts_whole", "left"), [(False, 3), (True, 0)])
-def test_a_prefetch_evicts_the_pages_it_lacks_or_if_set_its_whole_length(*, evicts_whole, left):
+def test_a_prefetch_evicts_as_many_pages_as_it_lacks_or_if_set_as_it_reads(*, evicts_whole, left):
     rules = Rules(evicts_whole=evicts_whole)
     scenario = Scenario(EARLY, host=(8, 0, 0), rules=rules)
     for first in (100, 200):

@@ -181,7 +181,7 @@ def test_a_load_back_that_finds_no_pages_changes_nothing():
     assert cache.counters["load_back/failed_count"] == 1
 
 
-def test_a_match_can_be_reduced_to_the_device_or_to_nothing():
+def test_a_match_can_be_cut_to_its_device_hit_or_to_no_hit():
     cache = make_cache(device=(20, 20, 8), host=(20, 20, 8), window_len=4, has_states=True)
     cache.path_of(2, 4)
     cache.complete_all()

@@ -117,7 +117,7 @@ def marginal(
         (marginal(None, 2), False),
     ],
 )
-def test_marginal_stops_when_reading_takes_longer_than_computing_times_waiting_requests(
+def test_marginal_stops_when_reading_takes_longer_than_computing_summed_over_waiting_requests(
     policy, may_stop
 ):
     assert policy.may_stop(prefetch_of(5), 0) is may_stop

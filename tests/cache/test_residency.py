@@ -14,7 +14,7 @@ ROOMY = (40, 40, 9)
 
 
 def cache_of(*firsts: int, num_tokens: int = 8, **changes: object) -> SmallCache:
-    """A cache of one prompt per number, its first token, published in this order and copied."""
+    """A cache with prompts that begin with these tokens, published in order and backed up."""
     cache = make_cache(**{"device": ROOMY, **changes})  # type: ignore[arg-type]
     for first in firsts:
         cache.serve(num_tokens, first)

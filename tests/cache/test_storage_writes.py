@@ -96,7 +96,7 @@ def test_queued_writes_take_room_in_the_queue_until_they_are_completed():
     assert written(cache)[FULL] == 4
 
 
-def test_pages_whose_prefix_was_dropped_are_not_written_before_the_prefix():
+def test_pages_are_not_written_to_storage_before_a_prefix_whose_write_was_dropped():
     cache = cache_of(queue_bytes=400)
     serve(cache, 16, 100)
     serve(cache, 8)

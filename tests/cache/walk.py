@@ -97,7 +97,7 @@ def random_setting(seed: int) -> Setting:
 
 
 def portrait(tree: RadixTree) -> str:
-    """All nodes with all their attributes, all queues and all counts."""
+    """A text of all nodes with their attributes, all queues and all counts of a tree."""
     residency = tree.residency
     queues = [residency.duplicates, *(each for tier in residency.queues for each in tier)]
     counts = (tree.num_nodes, residency.tick, residency.resident, residency.protected)
@@ -387,7 +387,7 @@ class Walk:
     # -- copies and storage --------------------------------------------------------------------
 
     def all_io(self) -> None:
-        """Do many steps of copies and of storage."""
+        """Complete up to 20 copies, and do up to 60 parts of storage queries and reads."""
         for _ in range(20):
             for call in (self.finish_copy, self.continue_io, self.continue_io, self.continue_io):
                 call()

@@ -42,7 +42,7 @@ def run(requests, *words):
 
 
 def chat(turns, start=0, gap_ns=10**12):
-    """One session of turns (new prompt tokens, answer tokens), far apart."""
+    """One session; its turns are (new prompt tokens, answer tokens), `gap_ns` apart."""
     requests, said = [], []
     for number, (new, answer_len) in enumerate(turns):
         prompt = said + list(range(start, start + new))
@@ -87,7 +87,7 @@ def test_only_the_last_chunk_is_still_on_its_way_when_the_prompt_is_computed():
     assert whole.transfer_ns == to_ns(0.001) + 64 * PAGE_BYTES // 10 + 1
 
 
-def test_engines_of_a_role_share_the_link_of_the_engine_that_receives():
+def test_prefill_engines_share_the_link_of_the_decode_engine_that_receives():
     requests = [fresh(0, 4096, 1), fresh(1, 4096, 1)]
     words = ("parallel.prefill=2", "parallel.router=round_robin", "parallel.link_gbps=10")
     records, measures = run(requests, *words)
@@ -107,7 +107,7 @@ def test_turn_of_a_chat_sends_what_the_decode_engine_lacks(answer_len, held_len)
     assert measures["transfer/link_bytes"] == sent * PAGE_BYTES
 
 
-def test_decode_engine_may_hold_all_of_a_prompt():
+def test_a_prompt_that_the_decode_engine_holds_whole_sends_only_a_token():
     # as in SGLang: the prefill engine computes the last token, but its KV need not travel
     prompt = list(range(256))
     requests = [request_of(number, prompt, [1, 2], number * 10**12) for number in range(2)]

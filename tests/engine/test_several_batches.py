@@ -86,7 +86,7 @@ def test_each_batch_of_sglangs_order_takes_its_part_of_the_running_requests() ->
     assert most == [2, 2]
 
 
-def test_batch_whose_queue_is_shut_leaves_it_open_to_the_other() -> None:
+def test_queue_that_is_shut_for_one_batch_stays_open_for_the_other() -> None:
     world = bare_world(num_batches=2, batching=Batching.prompts_together)
     prefill = world.scheduler.prefill
     assert isinstance(prefill, TogetherPrefill)

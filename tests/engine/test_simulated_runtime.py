@@ -40,7 +40,7 @@ def copy_ns(config: ExperimentConfig, link: str, tp: int = 1) -> int:
 @pytest.mark.parametrize("tp", [1, 4])
 @pytest.mark.parametrize("path", ["kernel", "copy_engine"])
 @pytest.mark.parametrize("link", ["to_device", "to_host"])
-def test_devices_copy_their_parts_of_a_page_of_a_layer_side_by_side(
+def test_devices_copy_their_parts_of_a_page_of_each_layer_in_parallel(
     link: str, path: str, tp: int
 ) -> None:
     config = config_of("model=llama3_8b", "cache.page_size=64", f"executor.copy_path={path}")

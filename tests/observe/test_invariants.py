@@ -20,7 +20,7 @@ from tests.cache.small import make_cache, prefetcher_of, run_request, tokens_of
 
 
 class World:
-    """Two prompts that part after two pages, on both tiers; nothing is under way."""
+    """A cache with two prompts that part after two pages, on both tiers, and a prefetcher."""
 
     def __init__(self, host: tuple[int, int, int] = (32, 32, 8), **how: Any) -> None:
         shape = {"device": (32, 32, 8), "window_len": 8, "has_states": True, **how}

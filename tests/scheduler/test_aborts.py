@@ -104,7 +104,7 @@ def serve_impatient(world: World, requests: list[Request], seed: int) -> Counter
 
 
 def assert_drained(world: World) -> None:
-    """All memory in use belongs to the tree, and the tree holds nothing that is locked."""
+    """Check that all memory in use belongs to the tree, and that nothing in it is locked."""
     for rank in world.ranks:
         invariants.check_drained(rank.cache, rank.prefetcher)
         if rank.prefetcher is not None:

@@ -78,7 +78,7 @@ def req(kv_len: int = 0, boundary: int | None = 77) -> Any:
 def published(
     placement: Any, *ends: int, kinds: Kinds = STATES, branch: int | None = None, start: int = 0
 ) -> Published:
-    """By chunk, which end at `ends`: the lengths published, and whether a state is kept there."""
+    """By chunk of a prompt, cut at `ends`: each published length, and if data is kept there."""
     asked, (saver, _) = req(start), saver_of(placement, kinds=kinds)
     match: Any = SimpleNamespace(branch_len=branch)
     saver.place(asked, match)

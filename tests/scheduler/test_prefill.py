@@ -252,7 +252,7 @@ OLD, NEW = range(16), range(100, 116)
 
 
 def evicts_new(world: World) -> bool:
-    """Whether the next victim is the prompt that was used last before the test."""
+    """True if the next victim is the prompt `NEW`, which was published last."""
     found = world.cache.tree.victim(DEVICE, FULL, 1)
     assert found is not None
     return int.from_bytes(found[0].edge[:4], "little") == NEW[0]

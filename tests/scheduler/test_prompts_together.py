@@ -83,7 +83,7 @@ def test_queue_that_lacks_memory_is_not_considered_until_a_running_request_leave
     assert step(world) == ([], [3, 2])  # no step with prompts decodes
 
 
-def test_retracted_request_goes_behind_all_that_wait() -> None:
+def test_retracted_request_goes_to_the_end_of_the_queue() -> None:
     world = world_of(9)
     for number, length in ((1, 24), (2, 16)):
         world.submit(fresh(number, length, 60 - length))
@@ -109,7 +109,7 @@ def test_request_ends_a_step_late_if_steps_are_planned_before_results_are_known(
     assert world.scheduler.is_idle
 
 
-def test_prefixes_of_a_step_are_locked_before_its_prompts_take_pages() -> None:
+def test_cached_prefixes_of_a_step_are_locked_before_any_of_its_prompts_takes_pages() -> None:
     world = world_of(16)
     for number, length in ((1, 24), (2, 48)):  # request 3 hits the older one
         world.submit(fresh(number, length, 1))

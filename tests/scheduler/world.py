@@ -72,7 +72,7 @@ class Plot:
 
 
 def plot_of(kind: str, **changes: Any) -> Plot:
-    """A plot for one of `KINDS`, changed in attributes of `Plot`, the scheduler or the cache."""
+    """Settings of a world for one of `KINDS`; `changes` go to `Plot`, scheduler or cache."""
     window_len, has_states = KINDS[kind]
     own = {name: changes.pop(name) for name in Plot.__slots__ if name in changes}
     names = {each.name for each in fields(SchedulerConfig)} & set(changes)

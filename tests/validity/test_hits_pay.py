@@ -19,7 +19,7 @@ GIB_OF_TOKENS = 131072 / 2**30  # llama3_8b: 128 KiB a token
 
 
 def first_and_again(num_between: int) -> Workload:
-    """One long prompt, `num_between` strangers of the same length, and its prefix once more."""
+    """One long prompt, `num_between` unrelated ones of the same length, then its prefix again."""
     requests = []
     for number in range(num_between + 2):
         again = number == num_between + 1

@@ -94,5 +94,5 @@ def longest_match(held: Held, kinds: Kinds, tokens: bytes, max_len: int, namespa
 
 
 def answer_of(match: MatchResult) -> Answer:
-    """The same numbers in a match of the tree."""
+    """The numbers of an `Answer`, taken from a match of the tree."""
     return Answer(*(getattr(match, name) for name in Answer._fields))

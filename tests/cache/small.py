@@ -29,14 +29,14 @@ RANKED = conf.STOCK_POLICIES[:5]  # they only rank entries, or leave them to LRU
 
 
 def tokens_of(count: int, first: int = 0) -> bytes:
-    """`count` consecutive token ids."""
+    """`count` consecutive token ids from `first` on, as bytes."""
     return np.arange(first, first + count, dtype="<i4").tobytes()
 
 
 def named_kinds(
     page_size: int, *, window_len: int = 0, has_states: bool = False, page_bytes: Iterable[int] = ()
 ) -> Kinds:
-    """Full KV, and a window and states if set; by default a page has one byte."""
+    """Kinds of a model: full KV, and a window and states if set; by default a page has one byte."""
     sizes = dict(enumerate(page_bytes))
     kinds = [Kind(name="full", number=FULL, page_bytes=sizes.get(FULL, 1))]
     if window_len:
@@ -54,12 +54,12 @@ Counts = tuple[int | None, ...]
 
 
 def make_pools(device: Counts, host: Counts, kind: type[PageAllocator] = PageAllocator) -> Pools:
-    """Pools of so many pages and slots."""
+    """The pools of device and host, with these numbers of pages and state slots by kind."""
     return [kind(count) for count in device], [kind(count) for count in host]
 
 
 def world_of(kinds: Kinds | None = None, **groups: Any) -> Any:
-    """The world of a built-in policy with these groups of settings; a token takes 1 ms."""
+    """What a built-in policy is built from: these groups of settings; a token takes 1 ms."""
     kinds = kinds or named_kinds(PAGE)
     config = SimpleNamespace(
         model=SimpleNamespace(num_mamba_layers=len(kinds.points)),
@@ -83,7 +83,7 @@ def world_of(kinds: Kinds | None = None, **groups: Any) -> Any:
 
 
 def methods_of(own: object) -> dict[str, Any]:
-    """The methods of a policy that an object has."""
+    """The policy methods that an object defines, by name."""
     return {name: getattr(own, name) for name in METHODS if hasattr(own, name)}
 
 
@@ -99,7 +99,7 @@ def prefetcher_of(
     host_tokens: int | None = None,
     policy: object = None,
 ) -> Prefetcher:
-    """A prefetcher with the stop policy of `config`, if `policy` has no method for it."""
+    """A prefetcher with the stop policy of `config`, or with the methods that `policy` has."""
     rates = RateEstimator()
     reads = policies_of(
         cache.tree.kinds, policy, prefetch=config, rates=rates, rules=cache.rules
@@ -117,7 +117,7 @@ class SmallCache(PrefixCache):
         run_request(self, tokens_of(num_tokens, first), prompt_len or num_tokens, **how)
 
     def begin(self, num_tokens: int, first: int = 0) -> tuple[Sequence, Acquired]:
-        """Give a request with such a prompt its cached prefix."""
+        """Begin a request of `num_tokens` tokens: match and acquire its cached prefix."""
         sequence = Sequence(tokens_of(num_tokens, first))
         match = self.match(sequence, num_tokens)
         acquired = self.acquire(sequence, match, prompt_len=num_tokens)
@@ -243,13 +243,13 @@ def evict_all(cache: PrefixCache, tier: int, kind: int) -> None:
 
 
 def ranked_by(policy: str, seed: int = 0) -> Any:
-    """A built-in policy that ranks, one of `RANKED`."""
+    """The built-in eviction policy named `policy`, one of `RANKED`."""
     make = STOCK[policy]
     return make(world_of(seed=seed)) if policy == "random" else make()
 
 
 def ranking_of(policy: str, seed: int = 0) -> Ranking:
-    """The order in which a built-in eviction policy takes leaves of the host that have entries."""
+    """The sort key by which a built-in eviction policy orders leaves of the host for eviction."""
     rank = None if policy == "lru" else ranked_by(policy, seed).rank
     entries = Entries(EntryPolicy(rank=rank), named_kinds(PAGE), Digests(PAGE))
     return entries.ranking(HOST, FULL, by_last_use(FULL))

@@ -22,7 +22,7 @@ ANSWERS = {
 
 
 def answer_of(method, given):
-    """What a checked policy answers whose method returns `given`."""
+    """The answer of a checked policy whose own `method` returns `given`."""
     own = type("Own", (), {method: lambda *_, **__: given})()
     return checked("knob=Own", own, {method: ANSWERS[method]})[method](1, page=2)
 
@@ -46,7 +46,7 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("method", ANSWERS)
-def test_an_answer_of_the_wrong_type_or_range_is_rejected_with_the_call(method):
+def test_an_answer_of_the_wrong_type_or_range_is_rejected_and_the_error_quotes_the_call(method):
     for given in REJECTED[method]:
         with pytest.raises(PolicyError) as error:
             answer_of(method, given)
@@ -57,7 +57,7 @@ def test_an_answer_of_the_wrong_type_or_range_is_rejected_with_the_call(method):
         assert answer_of(method, given) == given
 
 
-def test_lengths_may_be_given_by_an_iterator():
+def test_a_policy_may_return_lengths_as_an_iterator():
     assert answer_of("lengths", (length for length in (1, 2))) == [1, 2]
 
 
@@ -92,14 +92,14 @@ def test_an_attribute_is_checked_when_the_policy_is_built():
         ((1, 2), ValueError, "cannot be built: .* takes from 1 to 2 positional arguments"),
     ],
 )
-def test_an_error_in_a_class_differs_from_wrong_arguments(arguments, error, message):
+def test_an_error_in_a_constructor_is_not_reported_as_wrong_arguments(arguments, error, message):
     with pytest.raises(error, match=message) as caught:
         built("order", Raises, arguments, {})
     assert type(caught.value) is error
 
 
 class Meddles:
-    """Calls what it is given on the node that it is shown."""
+    """A policy whose `priority` calls `change` on the node that it ranks."""
 
     def __init__(self, change):
         self._change = change

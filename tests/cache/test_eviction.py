@@ -25,7 +25,7 @@ def nodes_of(count: int) -> list[Node]:
 
 @pytest.mark.parametrize("num_nodes", [3, 1_000])
 @pytest.mark.parametrize("policy", RANKED)
-def test_the_best_of_a_queue_is_what_a_search_over_its_nodes_finds(policy, num_nodes):
+def test_the_queue_finds_the_same_victim_as_a_search_over_its_nodes(policy, num_nodes):
     rng, nodes, ranking = Random(7), nodes_of(num_nodes), ranking_of(policy)
     queue, members = VictimQueue(ranking), {}
     for step in range(1_000):
@@ -46,7 +46,7 @@ def test_the_best_of_a_queue_is_what_a_search_over_its_nodes_finds(policy, num_n
         assert set(queue) == set(members)
 
 
-def test_a_queue_finds_a_node_although_all_priorities_fall():
+def test_a_queue_finds_a_victim_although_the_ranks_of_all_nodes_fall():
     ranks = iter(range(1_000, 0, -1))
     queue = VictimQueue(lambda node: (float(next(ranks)),))
     for node in nodes_of(5):
@@ -54,7 +54,7 @@ def test_a_queue_finds_a_node_although_all_priorities_fall():
     assert queue.best() is not None
 
 
-def test_random_draws_numbers_of_48_bits_that_favor_no_node():
+def test_the_random_policy_draws_ranks_of_48_bits_that_favor_no_node():
     made = Entries(EntryPolicy(), named_kinds(PAGE), Digests(PAGE))
     entries = [made.of(node, FULL) for node in nodes_of(10)]
     firsts: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""Exclusive tiers hit as often as two LRU tiers whose victims a search over all pages finds."""
+"""Exclusive tiers have the same hits as a brute-force model of two exclusive LRU tiers."""
 
 from collections.abc import Iterable
 from random import Random
@@ -64,7 +64,7 @@ def oldest(tier: dict[Prompt, int], stays: set[Prompt]) -> Prompt:
 
 
 def hits_of(prompts: Iterable[Prompt], sizes: tuple[int, int]) -> list[int]:
-    """Pages that an exclusive cache finds on device and host; it keeps the invariants."""
+    """Pages hit on device and on host by an exclusive cache, whose invariants are checked."""
     cache = make_cache(
         device=(sizes[0], 0, 0),
         host=(sizes[1], 0, 0),
@@ -91,7 +91,7 @@ def hits_of(prompts: Iterable[Prompt], sizes: tuple[int, int]) -> list[int]:
 
 
 def conversations(seed: int) -> list[Prompt]:
-    """Conversations that grow, branch and begin anew."""
+    """400 prompts, as page numbers, of conversations that grow, branch and begin anew."""
     rng = Random(seed)
     prompts: list[Prompt] = []
     for number in range(400):
@@ -103,7 +103,7 @@ def conversations(seed: int) -> list[Prompt]:
 
 
 @pytest.mark.parametrize(("seed", "sizes"), [(0, (40, 80)), (1, (60, 25))])
-def test_exclusive_tiers_hit_as_often_as_a_search_over_pages(seed, sizes):
+def test_exclusive_tiers_have_the_hits_of_a_brute_force_lru_model(seed, sizes):
     brute = BruteForce(*sizes)
     for number, prompt in enumerate(conversations(seed)):
         brute.serve(number, prompt)

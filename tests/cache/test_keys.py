@@ -13,13 +13,13 @@ from hicache.workload.runs import to_spans
 from tests.cache.small import PAGE, make_cache, prefetcher_of, tokens_of
 
 
-def test_the_byte_places_of_numbers_are_right_beyond_two_gigabytes():
+def test_byte_offsets_of_page_numbers_are_right_beyond_two_gigabytes():
     span = TokenSpans(np.zeros(1, np.int32), np.full(1, 1 << 20, np.int32))
     places = byte_places(dict.fromkeys(range(3000), span), NUMBER_BYTES)  # some 2**31.5 pages
     assert places == {each: (each << 22, (each + 1) << 22) for each in range(3000)}
 
 
-def test_numbers_of_several_runs_are_those_of_the_pages():
+def test_a_request_of_several_runs_of_pages_gets_the_numbers_of_all_its_pages():
     runs = {0: [(0, 3), (7, 2)], 1: [(5, 1)], 2: [], 3: [(1, 2), (0, 1), (9, 1)]}
     names = Numbers({each: to_spans(pairs) for each, pairs in runs.items()})
     for each, pairs in runs.items():
@@ -45,7 +45,7 @@ def test_a_sequence_knows_the_digests_of_the_pages_that_storage_was_asked_for(st
     assert sequence.known_digests(start, end) == known
 
 
-def test_the_digests_that_storage_was_asked_for_become_those_of_nodes():
+def test_new_nodes_reuse_the_digests_with_which_storage_was_queried():
     cache = make_cache(device=(9, 0, 0), host=(9, 0, 0), storage_queue_bytes=0)
     sequence, _ = cache.begin(17)
     match = cache.match(sequence, 17)

@@ -1,4 +1,4 @@
-"""Models with other kinds of data: a rider of full, a second window, and attention chunks.
+"""Models with more kinds of data: index keys in full pages, a second window, attention chunks.
 
 Random walks, with splits, aborts and three tiers, are compared with the naive cache, which reads
 the extent of each kind page by page.
@@ -36,7 +36,7 @@ def kinds_of(others: tuple[Kind, ...], page_size: int = 4) -> Kinds:
 
 
 def setting_of(seed: int, others: tuple[Kind, ...]) -> Setting:
-    """A walk in small pools of these kinds; the write queue is often full."""
+    """Settings of a walk in small pools of these kinds; the write queue is often full."""
     drawn = random_setting(seed)
     rng = Random(f"kinds {seed}")
     kinds = kinds_of(others)
@@ -54,13 +54,13 @@ def setting_of(seed: int, others: tuple[Kind, ...]) -> Setting:
 
 
 @pytest.mark.parametrize("others", SUBSETS, ids=lambda each: "+".join(k.name for k in each))
-def test_the_cache_of_any_kinds_agrees_with_the_naive_cache(others: tuple[Kind, ...]) -> None:
+def test_a_cache_of_any_mix_of_kinds_agrees_with_the_naive_cache(others: tuple[Kind, ...]) -> None:
     Walk(setting_of(len(others), others)).run(150)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("others", SUBSETS, ids=lambda each: "+".join(k.name for k in each))
-def test_the_cache_of_any_kinds_agrees_with_the_naive_cache_on_long_walks(
+def test_a_cache_of_any_mix_of_kinds_agrees_with_the_naive_cache_on_long_walks(
     others: tuple[Kind, ...],
 ) -> None:
     for seed in range(25):  # of 27 subsets: 170,000 operations
@@ -68,7 +68,7 @@ def test_the_cache_of_any_kinds_agrees_with_the_naive_cache_on_long_walks(
 
 
 @pytest.mark.parametrize(("num_tokens", "start"), [(33, 24), (18, 8), (7, 0)])
-def test_a_window_that_is_not_kept_is_computed_again_before_the_end_of_a_hit(num_tokens, start):
+def test_a_window_that_is_not_cached_is_recomputed_from_the_last_tokens_of_a_hit(num_tokens, start):
     cache = make_cache(kinds=kinds_of(REPLAYED[:1]), device=(20, 20), host=(20, 0))
     cache.serve(32)
     assert cache.available_size(SWA) == 20 * 4
@@ -79,7 +79,7 @@ def test_a_window_that_is_not_kept_is_computed_again_before_the_end_of_a_hit(num
     assert cache.available_size(SWA) == 20 * 4 - (hit_len - start)
 
 
-def test_a_rider_adds_its_bytes_to_the_pages_of_its_kind_and_has_no_pool() -> None:
+def test_index_keys_add_their_bytes_to_full_pages_and_have_no_pool() -> None:
     kinds = kinds_of((KEYS,))
     assert kinds.numbers == (FULL,)
     assert kinds.page_bytes[FULL] == 11 + 5

@@ -28,7 +28,7 @@ class Ledger:
         self._before: Counter[str] = Counter()
 
     def new(self, sort: str = "") -> dict[str, int]:
-        """New counts; `sort` is the part of their names that is left out."""
+        """Counts since the last call, by name; the prefix `sort` of the names is left out."""
         now = Counter(self.cache.counters)
         new, self._before = now - self._before, now
         return {name.removeprefix(sort).removesuffix("_pages"): n for name, n in new.items()}
@@ -38,7 +38,7 @@ class Ledger:
         return self.new("evict/")
 
     def complete(self, sort: type) -> tuple[dict[str, int], int]:
-        """All copies of a sort end; the new counts, and the bytes that wait to be written."""
+        """End all copies of class `sort`; return the new counts and the bytes to be written."""
         for work in [each for each in self.cache.in_flight if isinstance(each, sort)]:
             self.cache.complete(work)
         return self.new("storage/"), self.cache.queued_write_bytes

@@ -44,7 +44,7 @@ DEVICE, HOST = (524, 873, 37), (786, 873, 149)  # by the shares of the model
 def capacities_of(
     sizes: tuple[int, int, int] = SIZES, **knobs: object
 ) -> tuple[Capacity, Capacity]:
-    """Of 1 MiB on the device and 2 on the host, for pages of these bytes; 0 means no such kind."""
+    """Capacities of 1 MiB of device and 2 MiB of host; `sizes`: bytes per page, 0: no such kind."""
     window_len = MODEL.window_len if sizes[1] else 0
     kinds = named_kinds(16, window_len=window_len, has_states=sizes[2] > 0, page_bytes=sizes)
     cache = {"page_size": 16, "device_gib": MIB / GIB, "host_gib": 2 * MIB / GIB, **knobs}
@@ -70,7 +70,7 @@ def capacities_of(
         (SIZES, {"page_size": 64}, DEVICE, HOST),
     ],
 )
-def test_settings_and_shares_of_the_model_divide_the_memory_into_whole_pages(
+def test_memory_is_divided_into_whole_pages_by_the_settings_or_the_models_default_shares(
     sizes, knobs, device, host
 ):
     found = capacities_of(sizes, **knobs)
@@ -87,7 +87,7 @@ def test_settings_and_shares_of_the_model_divide_the_memory_into_whole_pages(
         ({"unlimited": True}, 0),
     ],
 )
-def test_a_tier_has_the_bytes_of_its_memory_or_of_the_pools_whose_size_is_given(knobs, num_bytes):
+def test_a_tier_has_the_bytes_of_its_memory_or_the_sum_of_pools_with_a_set_size(knobs, num_bytes):
     assert capacities_of(**knobs)[0].total_bytes == num_bytes
 
 
@@ -118,7 +118,7 @@ def test_kv_takes_more_bytes_where_several_devices_hold_the_same_heads(tp):
     assert model_kinds(MODEL, 16, tp).page_bytes == [page_bytes] * 2 + [MODEL.mamba_slot_bytes]
 
 
-def test_window_layers_that_read_the_kv_of_other_layers_are_no_kind():
+def test_window_layers_that_share_the_kv_of_other_layers_get_no_pages_of_their_own():
     assert model_kinds(replace(MODEL, pattern="F s M"), 16, 1).numbers == (FULL, MAMBA)
 
 
@@ -144,7 +144,7 @@ def test_pools_have_the_computed_sizes(*, is_traced):
         (DeviceSizes(), 1, None),
     ],
 )
-def test_the_rules_of_engines_reserve_a_fraction_of_the_device(sizes, tp, gib):
+def test_sglangs_and_vllms_memory_fractions_give_the_bytes_of_the_cache(sizes, tp, gib):
     machine = HardwareConfig(name="m", device_memory_bytes=Figure(value=80 * GIB))
     weights = ModelConfig(name="w", num_full_layers=1, num_layers=1, dense_params=8 * GIB)
     reserved = engine_rule(CacheConfig(device=sizes), weights, machine, tp)
@@ -153,7 +153,7 @@ def test_the_rules_of_engines_reserve_a_fraction_of_the_device(sizes, tp, gib):
         replace(sizes, sglang_fraction=0.8, vllm_fraction=0.9)
 
 
-def test_the_host_is_sized_by_the_device_or_for_each_device():
+def test_sglangs_host_size_is_a_ratio_to_the_device_or_gib_per_device():
     model = ("model=hymba_1b5", "parallel.tp=1", "cache.device.sglang_fraction=0.6")
     deployment = deploy(config_of(*model, "cache.host.sglang_ratio=2.5"))
     device = deployment.device.counts

@@ -44,7 +44,7 @@ def test_a_pool_gives_each_id_once_until_it_is_freed_and_nothing_if_too_few_are_
         assert out <= set(range(50))
 
 
-def test_a_pool_without_an_end_makes_new_ids_only_if_all_others_are_taken():
+def test_an_unlimited_pool_makes_new_ids_only_if_all_others_are_taken():
     pool = PageAllocator(None)
     assert sorted(taken(pool, 1500)) == list(range(1500))
     pool.free(list(range(700)))
@@ -61,7 +61,7 @@ def test_a_pool_without_an_end_makes_new_ids_only_if_all_others_are_taken():
         ([1, 2, 1], "twice"),
     ],
 )
-def test_an_id_that_is_not_taken_and_an_id_that_is_given_twice_are_not_freed(wrong, message):
+def test_freeing_an_id_that_is_not_taken_or_is_given_twice_is_refused(wrong, message):
     pool = PageAllocator(5)
     assert sorted(taken(pool, 4)) == [0, 1, 2, 3]
     pool.free([0])

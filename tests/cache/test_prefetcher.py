@@ -1,4 +1,4 @@
-"""Prefetches from storage to host: when they start, what they read, when they stop, what counts."""
+"""Prefetches from storage to host: when they start and stop, what they read, what is counted."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -72,7 +72,7 @@ class Scenario:
         return self
 
     def end(self, completed: int, number: int = 0, *, restored: int = 0) -> "Scenario":
-        """The reader ends."""
+        """The read ends with `completed` pages, and a window or state after `restored` pages."""
         progress = {"completed_pages": completed, "restored_pages": restored, "is_read": True}
         self.read(number, **progress).prefetcher.on_read(self.prefetches[number])
         return self
@@ -106,7 +106,7 @@ class Scenario:
 
 
 def counts(started: int = 1, staged: int = 5, **others: int) -> dict[str, int]:
-    """Counters other than 0; those of requests and pages lack `_count` and `_pages`."""
+    """The counters that are not 0, by name without the suffixes `_count` and `_pages`."""
     counted = {"started": started, "staged": staged, **others}
     return {name: count for name, count in counted.items() if count}
 
@@ -117,7 +117,7 @@ no_read = partial(counts, 0, 0)
 
 
 def timed_out(completed: int) -> Scenario:
-    """Storage has a state after 4 and after 8 pages; so many of 8 pages were read in time."""
+    """A prefetch of 8 pages, `completed` of them read; states are stored after 4 and 8 pages."""
     return Scenario(TIMEOUT, **STATES).submit(8).answer(4, 8).read(completed_pages=completed)
 
 
@@ -266,7 +266,7 @@ def test_everything_that_happens_to_a_prefetch_is_counted_once(name: str) -> Non
     ("num_tokens", "page_size", "num_pages"),
     [(255, 1, None), (256, 1, 256), (255, 64, None), (319, 64, 4), (511, 512, None)],
 )
-def test_a_prefetch_of_whole_pages_starts_from_the_threshold_on(num_tokens, page_size, num_pages):
+def test_a_prefetch_has_whole_pages_and_at_least_the_threshold(num_tokens, page_size, num_pages):
     cache = make_cache(host=(1000, 0, 0), page_size=page_size)
     sequence = Sequence(tokens_of(num_tokens + 1))
     match = cache.match(sequence, num_tokens + 1)
@@ -314,7 +314,7 @@ def test_a_prefetch_evicts_other_data_from_the_host_but_not_the_prefix_that_it_c
 
 
 @pytest.mark.parametrize(("evicts_whole", "left"), [(False, 3), (True, 0)])
-def test_a_prefetch_evicts_what_it_lacks_or_all_that_it_wants(*, evicts_whole, left):
+def test_a_prefetch_evicts_as_many_pages_as_it_lacks_or_if_set_as_it_reads(*, evicts_whole, left):
     rules = Rules(evicts_whole=evicts_whole)
     scenario = Scenario(EARLY, host=(8, 0, 0), rules=rules)
     for first in (100, 200):
@@ -329,7 +329,7 @@ class Listener:
         self.report = report
 
 
-def test_a_listener_learns_what_storage_has_with_its_kinds():
+def test_a_listener_gets_the_lengths_found_in_storage_and_the_kinds_they_need():
     scenario = Scenario(LATE, **WINDOW, **STATES)
     listener: Any = Listener()
     scenario.cache.tree.listener = listener
@@ -365,7 +365,7 @@ ALL_PAGES, BUT_ONE = {"completed_pages": 8}, {"completed_pages": 7}
         ("wait_complete", {}, {**ALL_PAGES, "restorable": None}, LONG_AFTER, False),
     ],
 )
-def test_a_stop_policy_lets_a_request_run_without_the_rest(stop, shape, progress, now_ns, may_stop):
+def test_a_stop_policy_decides_when_a_prefetch_may_stop(stop, shape, progress, now_ns, may_stop):
     # 8 pages of 512 tokens: the time limit is 2 s
     config = PrefetchConfig(stop=stop)
     scenario = Scenario(config, page_size=512, **shape).begin(8, **progress)
@@ -379,13 +379,13 @@ def test_a_stop_policy_lets_a_request_run_without_the_rest(stop, shape, progress
         assert not prefetcher.is_blocking(0, now_ns)
 
 
-def test_a_request_may_run_without_its_state():
+def test_a_request_may_run_before_its_state_is_read_if_set():
     config = PrefetchConfig(stop="wait_complete", await_sidecars=False)
     scenario = Scenario(config, page_size=512, **STATES).begin(8, **ALL_PAGES)
     assert scenario.prefetcher.can_terminate_prefetch(scenario.prefetches[0], 0)
 
 
-def test_a_time_limit_may_count_from_the_first_check():
+def test_the_timeout_of_a_prefetch_may_count_from_its_first_check():
     config = PrefetchConfig(stop="timeout")
     rules = Rules(deadline_from=DeadlineFrom.first_poll)
     scenario = Scenario(config, page_size=512, rules=rules).begin(8).defer(10 * SECOND_NS)
@@ -445,7 +445,7 @@ def test_storage_can_restore_prefixes_with_their_window_and_state(
 
 
 @pytest.mark.parametrize(("anchors_full", "start"), [(False, 0), (True, 4)])
-def test_a_prefetch_begins_where_a_state_is_or_where_the_full_kv_of_the_host_ends(
+def test_a_prefetch_begins_at_the_end_of_the_usable_prefix_or_of_the_hosts_full_kv(
     *, anchors_full, start
 ):
     scenario = Scenario(LATE, anchors_full=anchors_full, **STATES)

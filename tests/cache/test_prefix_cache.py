@@ -53,7 +53,7 @@ def test_a_lock_covers_the_last_window_or_state_of_a_prefix(shape, kind, locks, 
     assert cache.evictable_size(kind) == evictable
 
 
-def test_a_lock_of_windows_can_end_before_its_node_and_does_so_after_a_split():
+def test_a_window_lock_that_ends_within_a_node_still_does_after_the_node_is_split():
     cache = make_cache(device=(8, 8, 0), window_len=16)
     tokens = tokens_of(32)
     cache.serve(32)
@@ -115,7 +115,7 @@ def test_write_through_selective_backs_up_at_the_second_hit():
         assert len(cache.in_flight) == num_copies
 
 
-def test_a_window_is_backed_up_with_every_node_it_lies_in():
+def test_a_back_up_covers_every_node_that_holds_a_page_of_the_last_window():
     cache = make_cache(device=(20, 20, 0), window_len=12, write_policy="write_back")
     nodes = cache.path_of(1, 2, 3, 4, 5)
     # a window of three pages, and the page before it, which an equal prompt needs
@@ -190,7 +190,7 @@ def test_a_load_back_that_finds_no_pages_changes_nothing():
     assert cache.counters["load_back/failed_count"] == 1
 
 
-def test_a_match_can_be_reduced_to_the_device_or_to_nothing():
+def test_a_match_can_be_cut_to_its_device_hit_or_to_no_hit():
     cache = make_cache(device=(20, 20, 8), host=(20, 20, 8), window_len=4, has_states=True)
     cache.path_of(2, 4)
     cache.complete_all()
@@ -260,7 +260,7 @@ def test_an_answer_is_copied_to_the_host_when_it_ends_or_with_the_next_prompt(
         (64, 64, (32, 64), (64, 0, 0)),
     ],
 )
-def test_hits_are_split_by_tier_as_in_sglang_but_for_what_came_to_the_device(
+def test_hits_are_split_by_tier_as_in_sglang_but_pages_loaded_meanwhile_are_device_hits(
     on_device, length, read, hits
 ):
     # the cases of its `split_cached_prefix_by_tier`, in sixteenths

@@ -31,7 +31,7 @@ def test_random_walks_keep_the_invariants_and_agree_with_the_naive_cache(block: 
 
 
 @pytest.mark.parametrize("seed", [904, 1241])
-def test_long_walks_load_a_last_page_after_the_back_up_that_reads_its_target(seed: int) -> None:
+def test_a_last_page_is_loaded_only_after_the_back_up_that_reads_its_target_page(seed: int) -> None:
     Walk(random_setting(seed)).run(250)
 
 
@@ -116,8 +116,8 @@ def test_random_walks_notice_a_cache_with_a_mistake(mutate: Callable[[Walk], Non
     ("window_pages", "window_len", "usable_len"),
     [({1, 2}, 8, 8), ({5, 6}, 8, 24), ({5, 6}, 12, 0), ({1, 2, 5, 6}, 12, 8)],
 )
-def test_the_naive_cache_finds_what_was_worked_out_by_hand(window_pages, window_len, usable_len):
-    """Six pages of 4 tokens; their window pages are held at some ends."""
+def test_the_naive_cache_finds_hand_computed_usable_lengths(window_pages, window_len, usable_len):
+    """Six pages of 4 tokens are cached; the window only of those in `window_pages`."""
     tokens, kinds = tokens_of(24), named_kinds(4, window_len=window_len)
     held = nothing_held(kinds)
     for page in range(1, 7):

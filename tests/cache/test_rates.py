@@ -1,4 +1,4 @@
-"""Estimates of the time to read and to compute, and the stop policy that compares them."""
+"""Estimates of the time to read and to compute pages, and the stop policy that compares them."""
 
 import pytest
 
@@ -12,7 +12,7 @@ CACHE = make_cache(device=(8, 0, 0), host=(8, 0, 0))
 
 
 def prefetch_of(num_pages: int, *, completed: int = 0, has_state: bool = False) -> Prefetch:
-    """A prefetch that is being read."""
+    """A prefetch of `num_pages` pages that is being read; `completed` pages have arrived."""
     prefetch = Prefetch(
         request_id=0,
         sequence=None,  # type: ignore[arg-type]  # unused
@@ -77,7 +77,7 @@ def test_a_read_from_shared_storage_includes_the_wait_for_other_engines(
     assert rates.load_ns(prefetch_of(1)) == pytest.approx(page_ns)
 
 
-def test_the_load_includes_prefetches_that_are_read_before() -> None:
+def test_the_expected_read_time_includes_prefetches_that_are_read_before() -> None:
     earlier, done, ours, later = prefetch_of(7, completed=2), *map(prefetch_of, (50, 3, 90))
     done.phase = Phase.stopped
     rates = RateEstimator()
@@ -92,7 +92,7 @@ def test_the_load_includes_prefetches_that_are_read_before() -> None:
 def marginal(
     page_ns: int | None, token_ns: float | None, num_engines: int = 2, num_waiting: int = 0
 ) -> Marginal:
-    """The policy with these rates; with two engines, computing counts once, with one, twice."""
+    """The policy `marginal` with these rates in ns; with one engine, computing counts twice."""
     rates = RateEstimator(num_engines)
     if page_ns is not None:
         was_read(rates, 10, 0, 10 * page_ns)
@@ -117,7 +117,7 @@ def marginal(
         (marginal(None, 2), False),
     ],
 )
-def test_marginal_stops_when_reading_takes_longer_than_computing_for_all_that_wait(
+def test_marginal_stops_when_reading_takes_longer_than_computing_summed_over_waiting_requests(
     policy, may_stop
 ):
     assert policy.may_stop(prefetch_of(5), 0) is may_stop

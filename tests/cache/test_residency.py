@@ -1,4 +1,4 @@
-"""What counts as a use, and what a tier evicts first."""
+"""What counts as a use of cached data, and which data a tier evicts first."""
 
 import pytest
 
@@ -14,7 +14,7 @@ ROOMY = (40, 40, 9)
 
 
 def cache_of(*firsts: int, num_tokens: int = 8, **changes: object) -> SmallCache:
-    """Prompts that begin with these tokens, published one after the other and copied."""
+    """A cache with prompts that begin with these tokens, published in order and backed up."""
     cache = make_cache(**{"device": ROOMY, **changes})  # type: ignore[arg-type]
     for first in firsts:
         cache.serve(num_tokens, first)
@@ -23,7 +23,7 @@ def cache_of(*firsts: int, num_tokens: int = 8, **changes: object) -> SmallCache
 
 
 def node_of(cache: SmallCache, first: int) -> Node:
-    """The only node whose first token is this one."""
+    """The only node whose first token is `first`."""
     start = tokens_of(1, first)
     (node,) = [node for node in cache.tree.nodes() if node.edge.startswith(start)]
     return node
@@ -46,7 +46,7 @@ def put_on_host(cache: SmallCache, node: Node, *kinds: int) -> None:
 
 
 def load(cache: SmallCache, num_tokens: int, first: int = 0) -> None:
-    """A request loads back what the host has of a prompt, and is dropped."""
+    """Load back what the host has of a prompt for a request, and drop the request."""
     cache.abandon(cache.begin(num_tokens + 1, first)[0])
     cache.complete_all()
 
@@ -58,7 +58,7 @@ def load(cache: SmallCache, num_tokens: int, first: int = 0) -> None:
     ("num_tokens", "split_refreshes", "order"),
     [(8, False, [200, 100]), (4, False, [104, 200]), (4, True, [200, 104])],
 )
-def test_a_match_is_a_use_of_what_it_matched_and_a_split_of_no_more(
+def test_a_match_that_splits_a_node_is_a_use_of_the_matched_part_or_if_set_of_all(
     num_tokens, split_refreshes, order
 ):
     cache = cache_of(100, 200, rules=Rules(split_refreshes=split_refreshes))
@@ -83,7 +83,7 @@ def test_publishing_is_a_use_of_the_whole_path():
     assert sorted(set(ticks)) == ticks
 
 
-def test_publishing_what_is_cached_is_a_use():
+def test_publishing_a_prompt_that_is_already_cached_is_a_use_of_it():
     cache = cache_of()
     sequences = [cache.begin(8, first)[0] for first in (100, 100, 200)]
     for sequence in sequences:
@@ -103,7 +103,7 @@ def test_publishing_what_is_cached_is_a_use():
         ([(20, 0)], (16, 20), [0, 4, 12, 16]),
     ],
 )
-def test_a_match_is_a_use_of_its_last_window_which_is_evicted_from_its_start(
+def test_a_match_is_a_use_of_its_last_window_and_windows_are_evicted_from_their_start(
     prompts, matched, order
 ):
     cache = make_cache(device=ROOMY, window_len=8)
@@ -122,7 +122,7 @@ def test_a_match_is_a_use_of_the_state_at_its_end_and_of_no_other():
     assert victims(cache, MAMBA) == [0, 100, 8]
 
 
-def test_publishing_after_a_state_is_no_use_of_it():
+def test_publishing_tokens_after_a_state_is_no_use_of_that_state():
     cache = cache_of(0, has_states=True)
     sequence, _ = cache.begin(16)
     cache.serve(8, 100)
@@ -132,7 +132,7 @@ def test_publishing_after_a_state_is_no_use_of_it():
     assert victims(cache, MAMBA) == [0, 100, 8]
 
 
-def test_a_copy_to_the_host_is_no_use_on_the_device():
+def test_a_copy_to_the_host_does_not_count_as_a_use_on_the_device():
     cache = cache_of(0, 100, host=ROOMY, window_len=8, write_policy="write_back")
     put_on_host(cache, node_of(cache, 0), SWA)
     assert victims(cache, SWA) == [0, 100]
@@ -143,7 +143,7 @@ def test_a_copy_to_the_host_is_no_use_on_the_device():
 
 @pytest.mark.parametrize(("trims_leaves", "left"), [(False, [0, 4]), (True, [1, 4])])
 @pytest.mark.parametrize("tier", [DEVICE, HOST])
-def test_a_leaf_is_evicted_whole_or_loses_the_pages_that_are_missing(tier, trims_leaves, left):
+def test_a_leaf_is_evicted_whole_or_if_set_trimmed_by_the_pages_needed(tier, trims_leaves, left):
     pools = {"device": (8, 0, 0), "host": (8 * tier, 0, 0)}
     cache = cache_of(100, 200, num_tokens=16, trims_leaves=trims_leaves, **pools)
     if tier == HOST:  # what is on the device as well does not leave the host
@@ -155,13 +155,13 @@ def test_a_leaf_is_evicted_whole_or_loses_the_pages_that_are_missing(tier, trims
 
 
 @pytest.mark.parametrize(("trims_leaves", "num_left"), [(False, 0), (True, 2)])
-def test_a_state_takes_its_leaf_along_unless_single_pages_are_evicted(trims_leaves, num_left):
+def test_evicting_a_state_evicts_its_whole_leaf_unless_leaves_are_trimmed(trims_leaves, num_left):
     cache = cache_of(0, device=(8, 0, 3), has_states=True, trims_leaves=trims_leaves)
     assert cache.device.allocate(MAMBA, 3) is not None
     assert cache.resident(DEVICE) == [num_left, 0, 0]
 
 
-def test_the_pages_that_are_left_of_a_leaf_are_evicted_before_a_leaf_that_was_used_later():
+def test_the_rest_of_a_trimmed_leaf_is_evicted_before_a_leaf_that_was_used_later():
     cache = cache_of(100, 200, num_tokens=16, device=(8, 0, 0), trims_leaves=True)
     for missing in (1, 2, 1):
         assert cache.device.allocate(FULL, missing) is not None
@@ -169,7 +169,7 @@ def test_the_pages_that_are_left_of_a_leaf_are_evicted_before_a_leaf_that_was_us
     assert node.edge == tokens_of(16, 200)
 
 
-def test_where_single_pages_are_evicted_a_window_on_the_host_has_a_last_use_of_its_own():
+def test_if_leaves_are_trimmed_windows_and_full_pages_on_the_host_have_separate_last_uses():
     cache = make_cache(device=(9, 9, 0), host=(9, 9, 0), window_len=8, trims_leaves=True)
     for first in (100, 200):
         cache.serve(8, first)
@@ -188,7 +188,7 @@ def test_where_single_pages_are_evicted_a_window_on_the_host_has_a_last_use_of_i
 
 
 @pytest.mark.parametrize("evicts_mirrors", [True, False])
-def test_a_host_smaller_than_the_device_may_keep_what_was_used_last(*, evicts_mirrors):
+def test_a_full_host_takes_new_prompts_if_it_may_evict_copies_of_device_data(*, evicts_mirrors):
     pools = {"device": (16, 0, 0), "host": (5, 0, 0)}
     cache = cache_of(100, 200, 300, num_tokens=16, evicts_mirrors=evicts_mirrors, **pools)
     on_host = [node_of(cache, first).held[HOST][FULL] is not None for first in (100, 300)]
@@ -202,7 +202,7 @@ def test_a_host_smaller_than_the_device_may_keep_what_was_used_last(*, evicts_mi
 
 
 def on_both_tiers(policy: str) -> tuple[SmallCache, Node, Node]:
-    """Four pages and four below them, on the device and on a host that has no room for more."""
+    """A cache and its nodes: four pages and four after them, on the device and on a full host."""
     cache = make_cache(device=(20, 0, 0), host=(8, 0, 0), write_policy=policy)
     nodes = cache.path_of(4, 8)
     cache.move_to_host()
@@ -218,7 +218,7 @@ def on_both_tiers(policy: str) -> tuple[SmallCache, Node, Node]:
         ("write_back", 8, [False, False]),
     ],
 )
-def test_under_write_back_the_host_drops_copies_and_that_of_a_leaf_last(policy, wanted, on_host):
+def test_write_back_frees_host_copies_of_device_data_and_a_leafs_copy_last(policy, wanted, on_host):
     cache, *nodes = on_both_tiers(policy)
     assert (cache.host.allocate(FULL, wanted) is not None) is (policy == "write_back")
     assert [node.held[HOST][FULL] is not None for node in nodes] == on_host
@@ -226,7 +226,7 @@ def test_under_write_back_the_host_drops_copies_and_that_of_a_leaf_last(policy, 
     assert cache.host.allocate(FULL, 8) is None
 
 
-def test_copies_of_both_halves_of_a_node_may_be_dropped_unless_they_are_locked():
+def test_host_copies_of_both_halves_of_a_split_node_can_be_dropped_unless_locked():
     cache, _, leaf = on_both_tiers("write_back")
     assert cache.match(Sequence(tokens_of(25)), 25).usable_len == 24
     assert cache.tree.num_nodes == 3
@@ -256,7 +256,7 @@ def test_publishing_splits_a_node_only_to_give_it_a_window_that_it_lacks(*, has_
 
 
 def left_the_device(kind: int, *, refreshes: bool, firsts: tuple[int, int] = (0, 100)):
-    """Prompts 0 and 100, whose windows or states left the device in the order `firsts`."""
+    """A cache of prompts 0 and 100; their windows or states left the device in order `firsts`."""
     rules = Rules(leaving_refreshes=refreshes)
     shape = {"window_len": 8} if kind == SWA else {"has_states": True}
     cache = cache_of(0, 100, host=ROOMY, rules=rules, **shape)
@@ -267,7 +267,7 @@ def left_the_device(kind: int, *, refreshes: bool, firsts: tuple[int, int] = (0,
 
 @pytest.mark.parametrize("kind", [SWA, MAMBA])
 @pytest.mark.parametrize(("refreshes", "order"), [(False, [0, 100]), (True, [100, 0])])
-def test_leaving_the_device_is_a_use_in_sglang(kind, order, *, refreshes):
+def test_eviction_from_the_device_counts_as_a_use_on_the_host_in_sglang(kind, order, *, refreshes):
     cache = left_the_device(kind, refreshes=refreshes, firsts=(100, 0))
     assert victims(cache, kind, HOST) == order
 
@@ -281,7 +281,7 @@ def test_leaving_the_device_is_a_use_in_sglang(kind, order, *, refreshes):
         (True, False, [100, 0], [100, 0]),
     ],
 )
-def test_on_the_host_not_a_match_but_the_end_of_a_lock_is_a_use_of_a_window_in_sglang(
+def test_a_window_on_the_host_is_used_when_a_lock_ends_and_not_when_matched_in_sglang(
     matches, unlocked, order, *, refreshes
 ):
     cache = left_the_device(SWA, refreshes=refreshes)
@@ -293,7 +293,7 @@ def test_on_the_host_not_a_match_but_the_end_of_a_lock_is_a_use_of_a_window_in_s
     assert victims(cache, SWA, HOST) == order
 
 
-def test_a_locked_window_is_as_recent_as_its_leaf_that_leaves_the_device_in_sglang():
+def test_a_locked_window_on_the_host_ranks_by_when_its_leaf_left_the_device_in_sglang():
     cache = left_the_device(SWA, refreshes=True)
     locks = [cache.tree.lock_anchor(node_of(cache, first)) for first in (0, 100)]
     for first in (100, 0):
@@ -308,7 +308,7 @@ def in_sglang(*firsts: int, **more: object) -> SmallCache:
     return cache_of(*firsts, write_policy="write_back", **how)
 
 
-def test_a_window_that_write_back_held_before_is_as_recent_as_its_eviction_in_sglang():
+def test_a_window_already_on_the_host_ranks_by_its_eviction_from_the_device_in_sglang():
     rules = Rules(leaving_refreshes=True, evicts_whole=True)
     cache = in_sglang(0, 100, host=ROOMY, window_len=8, storage_queue_bytes=1000, rules=rules)
     node, whole = node_of(cache, 0), node_of(cache, 100)
@@ -332,7 +332,7 @@ def test_a_load_back_of_a_state_locks_the_full_pages_on_the_host_in_sglang(*, ev
 
 
 @pytest.mark.parametrize(("evicts_whole", "left"), [(False, 2), (True, 1)])
-def test_a_copied_window_evicts_what_the_host_lacks_or_in_sglang_all_that_it_takes(
+def test_a_window_copied_to_a_full_host_evicts_the_shortfall_or_in_sglang_its_whole_size(
     left, *, evicts_whole
 ):
     rules = Rules(evicts_whole=evicts_whole)
@@ -344,7 +344,7 @@ def test_a_copied_window_evicts_what_the_host_lacks_or_in_sglang_all_that_it_tak
 
 
 @pytest.mark.parametrize("is_sglang", [True, False])
-def test_a_copy_that_the_device_holds_too_is_dropped_before_a_leaf_in_sglang(*, is_sglang):
+def test_a_host_copy_of_device_data_is_dropped_before_a_host_only_leaf_in_sglang(*, is_sglang):
     rules = Rules(evicts_whole=is_sglang)
     cache = in_sglang(0, 100, num_tokens=16, device=(20, 0, 0), rules=rules)
     cache.evict_all(DEVICE, FULL)
@@ -355,7 +355,7 @@ def test_a_copy_that_the_device_holds_too_is_dropped_before_a_leaf_in_sglang(*, 
 
 
 @pytest.mark.parametrize(("evicts_whole", "host_pages"), [(True, 4), (False, 0)])
-def test_write_back_copies_the_pages_of_a_state_that_is_evicted_in_sglang(
+def test_write_back_of_an_evicted_state_copies_its_full_pages_too_in_sglang(
     host_pages, *, evicts_whole
 ):
     cache = in_sglang(has_states=True, rules=Rules(evicts_whole=evicts_whole))
@@ -365,7 +365,7 @@ def test_write_back_copies_the_pages_of_a_state_that_is_evicted_in_sglang(
     assert len(upper.held[HOST][FULL] or []) == host_pages
 
 
-def test_a_copy_keeps_its_place_although_its_window_is_locked_in_sglang():
+def test_a_host_copy_keeps_its_eviction_order_although_its_window_is_locked_in_sglang():
     cache = in_sglang(0, 100, num_tokens=4, window_len=4)
     node, other = node_of(cache, 0), node_of(cache, 100)
     lock = cache.tree.lock_host(node, {SWA: 0})
@@ -396,7 +396,7 @@ def test_the_copy_of_the_lower_half_of_a_split_node_is_dropped_first_in_sglang()
     ("evicts_whole", "window_len", "num_pages", "inserted"),
     [(True, 0, 4, [2, 0]), (False, 0, 4, [4, 0]), (True, 8, 2, [0, 0])],
 )
-def test_under_write_back_the_host_keeps_no_read_page_that_the_device_holds_in_sglang(
+def test_under_write_back_the_host_drops_prefetched_pages_that_the_device_holds_in_sglang(
     evicts_whole, window_len, num_pages, inserted
 ):
     rules = Rules(evicts_whole=evicts_whole)

@@ -67,7 +67,7 @@ def test_states_are_evicted_for_pages_only_if_both_share_bytes(policy, is_shared
 
 
 @pytest.mark.parametrize(("is_shared", "taken"), [(True, 4 + STATE_BYTES), (False, 4)])
-def test_claims_of_all_kinds_take_room_if_they_share_the_device(is_shared, taken) -> None:
+def test_claims_of_all_kinds_are_summed_if_they_share_device_bytes(is_shared, taken) -> None:
     room = SharedBytes(64)
     pools = [SharedAllocator(room, size) for size in (1, 1, STATE_BYTES)]
     split = make_cache(device=(4, 0, 4)).pools
@@ -88,7 +88,7 @@ def test_claims_of_all_kinds_take_room_if_they_share_the_device(is_shared, taken
         ("qwen3_next_80b", "marconi", "shared_both", 12),
     ],
 )
-def test_runs_with_shared_pools_keep_the_invariants_and_one_kind_shares_nothing(
+def test_runs_with_shared_pools_keep_the_invariants_and_change_nothing_with_one_kind(
     model, policy, pools, limit
 ):
     # shared pools end jumps earlier; marconi counts each lookup of a deferred request as a use
@@ -109,6 +109,6 @@ def test_runs_with_shared_pools_keep_the_invariants_and_one_kind_shares_nothing(
         ([EXCLUSIVE], "needs cache.write_policy=write_back and storage.kind"),
     ],
 )
-def test_settings_that_pools_cannot_follow_are_rejected(settings: list[str], message: str) -> None:
+def test_settings_unsupported_by_pools_are_rejected(settings: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         config_of(*settings)

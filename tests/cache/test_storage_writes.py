@@ -19,7 +19,7 @@ SELECTIVE = StorageConfig(write="selective")
 def cache_of(
     storage: StorageConfig | None = None, queue_bytes: int = 1 << 20, *, is_hybrid: bool = False
 ) -> PrefixCache:
-    """Pools of 40 pages; a page has 100 bytes, a window page 10, a state 1."""
+    """A cache with pools of 40 pages; a page has 100 bytes, a window page 10, a state 1."""
     return make_cache(
         device=(40, 40, 40),
         host=(40, 40, 40),
@@ -32,7 +32,7 @@ def cache_of(
 
 
 def serve(cache: PrefixCache, num_tokens: int, first: int = 0) -> None:
-    """Publish a prompt and copy it to the host; writes that follow are not completed."""
+    """Publish a prompt and copy it to the host; the storage writes that follow stay queued."""
     cache.serve(num_tokens, first)
     for work in list(cache.in_flight):
         if isinstance(work, BackUp):
@@ -49,13 +49,13 @@ def writes(cache: PrefixCache) -> list[StorageWrite]:
 
 
 def written(cache: PrefixCache) -> list[int]:
-    """Pages by kind, of all writes that are not completed."""
+    """Numbers of full pages, window pages and states in the writes that are not completed."""
     pages = [kind for write in writes(cache) for kind, _ in write.pages]
     return [pages.count(kind) for kind in (FULL, SWA, MAMBA)]
 
 
 def hit(cache: PrefixCache, num_tokens: int) -> None:
-    """A request reuses such a prefix, and is dropped."""
+    """Let a request reuse a prefix of `num_tokens` tokens, and drop the request."""
     cache.abandon(cache.begin(num_tokens + 1)[0])
 
 
@@ -96,7 +96,7 @@ def test_queued_writes_take_room_in_the_queue_until_they_are_completed():
     assert written(cache)[FULL] == 4
 
 
-def test_pages_whose_prefix_was_dropped_are_not_written_before_the_prefix():
+def test_pages_are_not_written_to_storage_before_a_prefix_whose_write_was_dropped():
     cache = cache_of(queue_bytes=400)
     serve(cache, 16, 100)
     serve(cache, 8)
@@ -111,7 +111,7 @@ def test_pages_whose_prefix_was_dropped_are_not_written_before_the_prefix():
 
 
 @pytest.mark.parametrize("write_hits", [None, 1, 2])
-def test_selective_writing_writes_once_what_was_hit_as_often_as_set(write_hits):
+def test_selective_writing_writes_a_prefix_once_when_its_hits_reach_the_set_number(write_hits):
     cache = cache_of(
         SELECTIVE if write_hits is None else StorageConfig(write="selective", write_hits=write_hits)
     )
@@ -193,7 +193,7 @@ def test_writing_at_host_eviction_leaves_out_write_back_copies_of_data_on_the_de
     ("storage", "deleted", "rewritten"),
     [(None, 0, [0, 0, 0]), (AT_EVICTION, 0, [0, 0, 0]), (EXCLUSIVE, 7, [4, 2, 1])],
 )
-def test_only_exclusive_storage_deletes_what_was_read_and_gets_it_back(storage, deleted, rewritten):
+def test_only_exclusive_storage_deletes_pages_read_and_gets_them_back(storage, deleted, rewritten):
     cache = cache_of(storage, is_hybrid=True)
     pages = [cache.host.allocate(kind, count) or NO_PAGES for kind, count in enumerate((4, 2, 1))]
     cache.insert_host(cache.tree.root(""), Sequence(tokens_of(16)), pages)
@@ -205,7 +205,7 @@ def test_only_exclusive_storage_deletes_what_was_read_and_gets_it_back(storage, 
     assert written(cache) == rewritten
 
 
-def test_both_halves_of_a_split_node_keep_its_uses_and_what_storage_has_of_it():
+def test_both_halves_of_a_split_node_keep_its_use_count_and_its_mark_as_stored():
     cache = cache_of()
     cache.serve(16)
     node = cache.node_at(4)

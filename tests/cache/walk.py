@@ -46,7 +46,7 @@ class Setting:
 
 
 def random_setting(seed: int) -> Setting:
-    """Any kinds, page size, policies and tiny pools."""
+    """Random settings of a walk: kinds, page size, policies and the sizes of tiny pools."""
     rng = Random(seed)
     page = rng.choice([1, 4, 16])
     windows = [1, page, 3 * page, max(page // 2, 1), 2 * page + 1, 2 * page - 1]
@@ -97,7 +97,7 @@ def random_setting(seed: int) -> Setting:
 
 
 def portrait(tree: RadixTree) -> str:
-    """All nodes with all their attributes, all queues and all counts."""
+    """A text of all nodes with their attributes, all queues and all counts of a tree."""
     residency = tree.residency
     queues = [residency.duplicates, *(each for tier in residency.queues for each in tier)]
     counts = (tree.num_nodes, residency.tick, residency.resident, residency.protected)
@@ -143,7 +143,7 @@ class Walk:
     # -- the walk ------------------------------------------------------------------------------
 
     def run(self, num_operations: int) -> None:
-        """Do so many random operations, then let everything end."""
+        """Do `num_operations` random operations, then end all requests and copies."""
         operations = {
             self.submit: 8,
             self.start: 2,
@@ -387,7 +387,7 @@ class Walk:
     # -- copies and storage --------------------------------------------------------------------
 
     def all_io(self) -> None:
-        """Do many steps of copies and of storage."""
+        """Complete up to 20 copies, and do up to 60 parts of storage queries and reads."""
         for _ in range(20):
             for call in (self.finish_copy, self.continue_io, self.continue_io, self.continue_io):
                 call()

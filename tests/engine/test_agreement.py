@@ -1,4 +1,4 @@
-"""What the ranks of an engine offer, what they take from the minimum, and how they diverge."""
+"""How the ranks of an engine agree by a minimum of offers, and how divergence is found."""
 
 from collections.abc import Callable
 from itertools import product
@@ -56,7 +56,7 @@ class Rank:
         self.agreement = RankAgreement(self.cache, self.prefetcher, whole_digest_every=digest_every)
 
     def start(self, request_id: int = 0, num_pages: int = 4) -> Prefetch:
-        """Start a prefetch, which storage has not answered."""
+        """Start a prefetch that storage has not answered yet."""
         length = num_pages * PAGE + 1
         sequence = Sequence(tokens_of(length, request_id * 1000))
         match = self.cache.match(sequence, length)
@@ -81,7 +81,7 @@ class Rank:
         return copies
 
     def copied(self) -> list[int]:
-        """The load-backs, back-ups and writes that this rank offers as complete."""
+        """The numbers of load-backs, back-ups and writes that this rank offers as complete."""
         return self.agreement.pack(0)[2:5]
 
 
@@ -91,7 +91,7 @@ def step(*ranks: Rank, now_ns: tuple[int, ...] = (0, 0)) -> None:
         rank.agreement.apply(minimum_of(packed), 0)
 
 
-def test_rank_acts_only_on_answers_that_every_rank_has() -> None:
+def test_rank_acts_on_an_answer_of_storage_only_when_every_rank_has_it() -> None:
     ranks = ahead, behind = Rank(), Rank()
     first, second = ahead.start(), behind.start()
     ahead.agreement.answers.append(ReadProgress(first, restorable=[4]))
@@ -142,7 +142,7 @@ def test_complete_pages_wait_for_states_that_another_rank_has_not_read() -> None
         assert not any(rank.prefetcher.check(0, late) for rank in ranks)
 
 
-def test_progress_of_a_settled_prefetch_changes_none_of_its_pages() -> None:
+def test_read_progress_after_an_abort_does_not_change_the_pages_of_the_prefetch() -> None:
     rank = Rank(stop="timeout")
     prefetch = rank.start_reading()
     rank.prefetcher.abort(0)

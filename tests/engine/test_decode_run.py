@@ -54,7 +54,7 @@ def test_event_ends_a_run_with_the_step_in_progress(
     assert not run.look_on(NEVER, NEVER)
 
 
-def test_steps_that_ended_before_are_committed_with_the_writes_that_they_saw() -> None:
+def test_ended_steps_are_committed_with_the_storage_writes_that_finished_during_them() -> None:
     run = run_of([100, 200, 300])
     run.note_write(WRITE, 150)
     run.note_write(OTHER, 160)

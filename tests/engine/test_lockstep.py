@@ -84,7 +84,7 @@ class Ranks:
         self.all: list[Any] = [self.engine, *self.engine.followers]
 
     def ask(self, *answers: list[int]) -> list[bool]:
-        """Submit a request, and answer for each rank's storage; return which answer was news."""
+        """Submit a request and answer each rank's query; return which answer completed the set."""
         self.engine.submit(fresh(0, 41, 3), 0)  # 5 pages of 8 can be read
         self.engine.wake(0)
         news = []
@@ -115,7 +115,7 @@ class Ranks:
         return self.engine.cache.counters[f"agreement/{name}"]
 
     def advance(self, rank: int, completed: int, *, is_read: bool = False, found=False) -> bool:
-        """Let one rank's reader come so far; return whether that is news."""
+        """Set the pages that one rank has read; return whether the engine has to act on it."""
         prefetch = self.executors[rank].reads[-1]
         prefetch.completed_pages = completed
         if is_read:
@@ -128,7 +128,7 @@ class Ranks:
 # -- queries and reads ---------------------------------------------------------------------------
 
 
-def test_answer_is_news_when_the_last_rank_has_it_and_applies_at_the_next_step() -> None:
+def test_storage_answer_counts_when_the_last_rank_has_it_and_applies_at_the_next_step() -> None:
     ranks = Ranks(3)
     assert ranks.ask([5], [5], [5]) == [False, False, True]
     assert ranks.values("restorable") == [None] * 3
@@ -149,7 +149,7 @@ def test_answer_is_news_when_the_last_rank_has_it_and_applies_at_the_next_step()
         (([], [4]), RESTORABLE, [], [1, 4, 0]),
     ],
 )
-def test_agreed_lengths_and_unequal_answers_are_counted(
+def test_ranks_agree_on_restorable_lengths_and_count_unequal_answers(
     answers: tuple[list[int], ...], rule: HitAgreement, agreed: list[int], counts: list[int]
 ) -> None:
     ranks = Ranks(rule=rule)
@@ -161,7 +161,7 @@ def test_agreed_lengths_and_unequal_answers_are_counted(
     assert [ranks.count(name) for name in names] == counts
 
 
-def test_readers_write_into_copies_of_the_prefetches_as_long_as_agreed() -> None:
+def test_each_rank_reads_into_a_copy_of_the_prefetch_cut_to_the_agreed_length() -> None:
     ranks = Ranks()
     ranks.ask([2, 3, 5], [3])
     ranks.engine.wake(1)
@@ -183,7 +183,7 @@ def test_read_takes_a_collective_for_each_batch_and_one_for_window_and_state(
     assert ranks.count("completion_collectives_count") == collectives
 
 
-def test_partial_reads_are_news_as_far_as_all_ranks_have_read() -> None:
+def test_partial_reads_count_up_to_the_pages_that_all_ranks_have_read() -> None:
     ranks = Ranks()
     ranks.begin_read()
     assert [ranks.advance(0, 4), ranks.advance(1, 2), ranks.advance(1, 2)] == [False, True, False]
@@ -274,7 +274,7 @@ def test_copy_is_complete_in_the_step_after_every_rank_has_made_it() -> None:
     assert kinds == [BackUp, StorageWrite] * 2
 
 
-def test_all_ranks_wait_for_the_copy_of_one_and_any_news_wakes_them() -> None:
+def test_all_ranks_wait_for_a_copy_of_one_rank_and_any_read_progress_wakes_them() -> None:
     ranks = Ranks()
     ranks.begin_read()
     ranks.executors[1].is_fenced = True
@@ -290,7 +290,7 @@ def test_all_ranks_wait_for_the_copy_of_one_and_any_news_wakes_them() -> None:
 # -- steps ---------------------------------------------------------------------------------------
 
 
-def test_step_takes_as_long_as_the_first_rank_s_and_a_collective() -> None:
+def test_step_takes_the_time_of_the_first_ranks_step_and_a_collective() -> None:
     ranks = Ranks(reads=False)
     ranks.start(1000)
     assert ranks.engine.step_end_ns == 1000 + STEP_NS + COLLECTIVE_NS
@@ -301,7 +301,7 @@ def test_step_takes_as_long_as_the_first_rank_s_and_a_collective() -> None:
     assert [executor.num_forwards for executor in ranks.executors] == [2, 0]
 
 
-def test_every_step_and_every_other_wake_has_a_collective() -> None:
+def test_every_step_and_every_wake_without_a_step_has_a_collective() -> None:
     ranks, counts = Ranks(reads=False), []
     for now_ns in (0, 1):
         ranks.engine.wake(now_ns)
@@ -316,7 +316,7 @@ def test_every_step_and_every_other_wake_has_a_collective() -> None:
     assert ranks.count("step_collectives_count") == 12
 
 
-def test_run_of_steps_is_cut_short_on_every_rank() -> None:
+def test_a_new_request_cuts_a_run_of_steps_short_on_every_rank() -> None:
     ranks = Ranks(reads=False)
     ranks.start(0, 107, 107 + 150)  # in the second of its steps
     assert [each.step_end_ns for each in ranks.all] == [107 * 3] * 2
@@ -377,7 +377,7 @@ def test_ranks_that_end_with_different_trees_are_an_error() -> None:
         ranks.engine.check_equal()
 
 
-def test_page_that_one_rank_takes_is_noticed_in_the_next_step() -> None:
+def test_page_that_only_one_rank_allocates_is_noticed_in_the_next_step() -> None:
     ranks = Ranks(reads=False)
     ranks.engine.wake(0)
     ranks.engine.followers[0].cache.pools[DEVICE][FULL].allocate(1)
@@ -385,7 +385,7 @@ def test_page_that_one_rank_takes_is_noticed_in_the_next_step() -> None:
         ranks.engine.wake(1)
 
 
-def test_each_rank_has_a_check_of_its_own() -> None:
+def test_the_invariant_check_of_each_rank_is_called() -> None:
     plot, checked = plot_of("full"), list[str]()
     first, second = (engine_of(plot, ManualExecutor(), checks=False) for _ in range(2))
     first.check = lambda engine: checked.append("first")

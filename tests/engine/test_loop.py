@@ -59,7 +59,7 @@ class Alone:
 # -- what is counted -----------------------------------------------------------------------------
 
 
-def test_prompts_alone_set_the_estimated_time_to_compute_a_token() -> None:
+def test_only_prompt_steps_set_the_estimated_time_to_compute_a_token() -> None:
     alone = Alone()
     assert alone.engine.prefetcher is not None
     alone.decode()
@@ -129,7 +129,7 @@ def test_engine_is_idle_without_requests_and_without_a_step_in_progress() -> Non
 # -- runs of steps -------------------------------------------------------------------------------
 
 
-def test_observer_sees_the_steps_that_ended_before_and_never_the_last() -> None:
+def test_catching_up_commits_the_steps_that_ended_before_but_never_the_last() -> None:
     alone = Alone()
     alone.engine.catch_up(50)
     assert (alone.engine.num_steps, alone.engine.step_end_ns) == (0, None)
@@ -156,7 +156,7 @@ def test_wake_and_abort_within_a_step_end_the_run_with_that_step() -> None:
     assert alone.engine.is_idle
 
 
-def test_finished_write_cuts_no_run_and_is_applied_at_the_end_of_its_step() -> None:
+def test_finished_write_does_not_cut_a_run_of_steps_and_is_applied_when_its_step_ends() -> None:
     alone = Alone()
     alone.decode()
     write, *later = (alone.write() for _ in range(3))
@@ -173,7 +173,7 @@ def test_finished_write_cuts_no_run_and_is_applied_at_the_end_of_its_step() -> N
     assert (alone.engine.num_steps, alone.count("busy")) == (9, [900])
 
 
-def test_finished_write_ends_the_run_once_if_the_next_step_may_need_its_memory() -> None:
+def test_finished_write_cuts_a_run_of_steps_once_if_the_next_step_may_need_its_memory() -> None:
     alone = Alone()
     alone.engine.cache.tree.demotes = True
     alone.decode()
@@ -187,7 +187,7 @@ def test_finished_write_ends_the_run_once_if_the_next_step_may_need_its_memory()
 
 
 @pytest.mark.parametrize(("stop", "is_news"), [("wait_complete", True), ("best_effort", False)])
-def test_batch_of_a_read_is_news_if_requests_wait_for_reads(stop: str, *, is_news: bool) -> None:
+def test_batch_of_a_read_wakes_an_engine_that_waits_for_it(stop: str, *, is_news: bool) -> None:
     alone = Alone(stop=stop, threshold=16)
     engine = alone.engine
     alone.submit(0, 0)
@@ -226,7 +226,7 @@ def test_engine_wakes_at_the_next_step_end_or_deadline() -> None:
     assert engine.next_wake_ns(deadline_ns) == 5 * SECOND_NS
 
 
-def test_every_wake_is_checked_but_those_within_a_step() -> None:
+def test_invariants_are_checked_at_every_wake_except_within_a_step() -> None:
     alone = Alone()
     checked: list[Engine] = []
     alone.engine.check = checked.append

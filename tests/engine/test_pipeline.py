@@ -1,4 +1,4 @@
-"""Pipeline stages: sizes, batches on their way, late copies and shards of storage."""
+"""Pipeline stages: sizes, batches in flight, late copies and shards of storage."""
 
 from typing import Any
 
@@ -93,7 +93,7 @@ def test_more_devices_than_the_machine_has_are_refused() -> None:
         *("scheduler.batching=running_first", "cache.window=replay", "executor.capture=cut"),
     ],
 )
-def test_what_stages_do_not_support_is_refused(setting: str) -> None:
+def test_settings_that_pipeline_stages_do_not_support_are_refused(setting: str) -> None:
     with pytest.raises(ValueError, match=r"parallel.pp=2 does not support"):
         config_of(*BASE, "storage=memory", "parallel.pp=2", setting)
 
@@ -131,7 +131,7 @@ def test_stages_compute_batches_of_several_requests_at_the_same_time() -> None:
 
 
 @pytest.mark.parametrize(("layers", "is_at_deadline"), [("[2,30]", True), ("[30,2]", False)])
-def test_stage_0_alone_reads_the_deadline_of_a_prefetch(
+def test_only_stage_0_checks_the_deadline_of_a_prefetch(
     layers: str, *, is_at_deadline: bool
 ) -> None:
     # one stage is busy beyond the deadline, with a request that prefetches nothing
@@ -208,7 +208,7 @@ RANKED = (
 )
 
 
-def test_ranks_of_stages_decide_as_one_rank() -> None:
+def test_two_ranks_of_pipeline_stages_make_the_decisions_of_one_rank() -> None:
     hits = []
     for num_ranks in (1, 2):
         result = experiment.run(
@@ -230,7 +230,7 @@ def test_a_rank_without_its_part_of_a_stage_shortens_the_hit_for_all() -> None:
 # -- what an explanation shows -----------------------------------------------------------------
 
 
-def test_parts_of_an_explanation_add_up_although_chunks_overlap() -> None:
+def test_parts_of_an_explanation_add_up_to_the_ttft_although_chunks_overlap() -> None:
     timeline = Timeline()
     words = "parallel.pp=4", "scheduler.chunk_tokens=512", "engine.jump=false"
     workload = Workload(name="own", requests=[fresh(0, 4000, 9), fresh(1, 3000, 9, 5)])
@@ -242,7 +242,7 @@ def test_parts_of_an_explanation_add_up_although_chunks_overlap() -> None:
     assert {step.number for step in timeline.steps} == set(range(4))
 
 
-def test_batches_that_wait_for_pages_of_each_other_go_on() -> None:
+def test_batches_that_wait_for_pages_of_each_other_do_not_deadlock() -> None:
     words = "talk.gap_s=0.05 talk.giants=1 workload.start=warm_storage cache.page_size=1"
     choices = choices_of(["seed=870", "talk.longest_answer=300", "stages=two", *words.split()])
     try_choices(choices, 13)

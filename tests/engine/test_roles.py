@@ -1,4 +1,4 @@
-"""Prefill and decode on separate engines: promises, transfers, restores and what is counted."""
+"""Prefill and decode on separate engines: reuse, transfers, retractions and what is counted."""
 
 from dataclasses import replace
 from random import Random
@@ -42,7 +42,7 @@ def run(requests, *words):
 
 
 def chat(turns, start=0, gap_ns=10**12):
-    """One session of turns (new prompt tokens, answer tokens), far apart."""
+    """One session; its turns are (new prompt tokens, answer tokens), `gap_ns` apart."""
     requests, said = [], []
     for number, (new, answer_len) in enumerate(turns):
         prompt = said + list(range(start, start + new))
@@ -87,7 +87,7 @@ def test_only_the_last_chunk_is_still_on_its_way_when_the_prompt_is_computed():
     assert whole.transfer_ns == to_ns(0.001) + 64 * PAGE_BYTES // 10 + 1
 
 
-def test_engines_of_a_role_share_the_link_of_the_engine_that_receives():
+def test_prefill_engines_share_the_link_of_the_decode_engine_that_receives():
     requests = [fresh(0, 4096, 1), fresh(1, 4096, 1)]
     words = ("parallel.prefill=2", "parallel.router=round_robin", "parallel.link_gbps=10")
     records, measures = run(requests, *words)
@@ -107,7 +107,7 @@ def test_turn_of_a_chat_sends_what_the_decode_engine_lacks(answer_len, held_len)
     assert measures["transfer/link_bytes"] == sent * PAGE_BYTES
 
 
-def test_decode_engine_may_hold_all_of_a_prompt():
+def test_a_prompt_that_the_decode_engine_holds_whole_sends_only_a_token():
     # as in SGLang: the prefill engine computes the last token, but its KV need not travel
     prompt = list(range(256))
     requests = [request_of(number, prompt, [1, 2], number * 10**12) for number in range(2)]
@@ -129,7 +129,7 @@ def test_reuse_on_the_decode_engine_saves_no_computed_tokens():
 
 
 @pytest.mark.parametrize(("threshold", "held_len"), [(513, 256), (512, 768)])
-def test_decode_engine_promises_what_it_reads_from_storage_only_if_it_reads_it(threshold, held_len):
+def test_decode_engine_promises_stored_pages_only_if_it_will_read_them(threshold, held_len):
     # the device of the second engine holds 256 tokens, and storage 512 more, which a high threshold
     # declines
     prompt = list(range(1000))
@@ -145,7 +145,7 @@ def test_decode_engine_promises_what_it_reads_from_storage_only_if_it_reads_it(t
     assert measures["decode/failed_handovers_count"] == 0
 
 
-def test_after_a_broken_promise_the_engine_promises_what_it_holds():
+def test_after_storage_breaks_its_promise_the_decode_engine_promises_only_what_it_holds():
     # storage finds pages that it does not deliver
     requests = [
         request_of(n, [*range(1000), 8000 + n], [9000], n * 10**11, session_id=n) for n in range(2)
@@ -162,7 +162,7 @@ def test_after_a_broken_promise_the_engine_promises_what_it_holds():
 @pytest.mark.parametrize(
     ("reused_len", "reported"), [(3072, (3072, 2560, 0, 512)), (512, (1024, 512, 0, 512))]
 )
-def test_hits_are_reported_as_sglang_adds_them(reused_len, reported):
+def test_hits_of_both_roles_are_added_up_as_sglang_reports_them(reused_len, reported):
     record = RequestRecord(
         id=0,
         session_id=0,
@@ -187,7 +187,7 @@ def test_shared_prefix_counts_once_in_each_role():
     assert as_sglang_reports(records[1]) == (1984, 1984, 0, 0)
 
 
-def test_goodput_and_verdict_know_the_roles():
+def test_goodput_is_found_with_roles_and_the_verdict_names_the_overloaded_role():
     words = ("workload.num_sessions=10", "goodput.num_rates=2", "engine.check_invariants=false")
     config = config_of(*BASE, *words, "goodput.ttft_s=60", "goodput.tpot_s=1")
     result = goodput.run(config)
@@ -379,7 +379,7 @@ def test_requests_of_a_lost_engine_start_again_or_fail(gone):
         assert max(each.arrival_ns for each in failed) < to_ns(3.02)
 
 
-def test_requests_that_give_up_at_any_moment_leave_nothing():
+def test_requests_aborted_at_any_stage_leave_no_memory_in_use():
     requests = [fresh(number, 5000, 50, number * 10**7) for number in range(12)]
     stages = set()
     for patience_ms in range(1, 300, 13):
@@ -394,7 +394,7 @@ def test_requests_that_give_up_at_any_moment_leave_nothing():
 
 
 @pytest.mark.parametrize("policy", ["continuum", "mori"])
-def test_policies_of_both_engines_learn_when_a_request_comes_and_goes(policy):
+def test_policies_of_both_roles_are_called_when_a_request_arrives_and_ends(policy):
     # a prefill engine did not say so, and policies of sessions failed at the first request
     records, _ = run(chat([(640, 40), (300, 20)]), f"cache.policy={policy}")
     assert {each.status for each in records.values()} == {Status.finished}
@@ -415,7 +415,7 @@ def test_policies_of_both_engines_learn_when_a_request_comes_and_goes(policy):
         (["parallel.faults.gone_engine=2"], "must be below 2, got 2"),
     ],
 )
-def test_what_separate_engines_do_not_support_is_refused_in_one_sentence(words, message):
+def test_settings_that_separate_roles_do_not_support_are_refused(words, message):
     with pytest.raises(ValueError, match=message):
         config_of(*BASE[:2], *BASE[3:7], *words)
 

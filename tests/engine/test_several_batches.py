@@ -12,7 +12,7 @@ SMALL = {"device": (30, 30, 14), "chunk_tokens": 24, "num_batches": 2}
 
 
 def served(kind: str, seed: int, **plot: Any) -> World:
-    """A world that checks all invariants at each step end, and users of whom some abort."""
+    """A world that has served random requests, some aborted, with invariant checks every step."""
     requests = random_requests(seed, gap_ns=15_000_000, longest=120)
     patience_ns = {each.id: 400_000_000 for each in requests if each.id % 5 == 0}
     world = World(plot_of(kind, **SMALL, **plot))
@@ -67,7 +67,7 @@ def test_two_batches_decode_twice_as_many_requests_in_the_same_time() -> None:
     assert ends[1] < ends[0] * 1.1
 
 
-def test_vllms_order_of_steps_takes_one_batch() -> None:
+def test_vllms_order_of_steps_allows_only_one_batch_in_flight() -> None:
     with pytest.raises(ValueError, match="running_first takes one batch in flight, got 2"):
         bare_world(num_batches=2, batching=Batching.running_first)
 
@@ -86,7 +86,7 @@ def test_each_batch_of_sglangs_order_takes_its_part_of_the_running_requests() ->
     assert most == [2, 2]
 
 
-def test_batch_whose_queue_is_shut_leaves_it_open_to_the_other() -> None:
+def test_queue_that_is_shut_for_one_batch_stays_open_for_the_other() -> None:
     world = bare_world(num_batches=2, batching=Batching.prompts_together)
     prefill = world.scheduler.prefill
     assert isinstance(prefill, TogetherPrefill)

@@ -31,7 +31,7 @@ def runtime_of(config: ExperimentConfig, **parallel: int) -> SimulatedRuntime:
 
 
 def copy_ns(config: ExperimentConfig, link: str, tp: int = 1) -> int:
-    """The time that a link alone takes for 1 GB."""
+    """The time in ns that a copy of 1 GB takes on a link without other copies."""
     io = runtime_of(config, tp=tp).io
     io.links.start(0, 10**9, (f"{link}0",), 0)
     return io.links.next_finish_ns
@@ -40,7 +40,7 @@ def copy_ns(config: ExperimentConfig, link: str, tp: int = 1) -> int:
 @pytest.mark.parametrize("tp", [1, 4])
 @pytest.mark.parametrize("path", ["kernel", "copy_engine"])
 @pytest.mark.parametrize("link", ["to_device", "to_host"])
-def test_devices_copy_their_parts_of_a_page_of_a_layer_side_by_side(
+def test_devices_copy_their_parts_of_a_page_of_each_layer_in_parallel(
     link: str, path: str, tp: int
 ) -> None:
     config = config_of("model=llama3_8b", "cache.page_size=64", f"executor.copy_path={path}")
@@ -50,7 +50,7 @@ def test_devices_copy_their_parts_of_a_page_of_a_layer_side_by_side(
 
 
 @pytest.mark.parametrize(("link", "num_layers"), [("to_device", 8), ("to_host", 32)])
-def test_staged_copy_crosses_the_link_in_the_layers_that_it_moves_at_once(
+def test_staged_copy_has_the_link_rate_of_all_the_layers_that_it_moves_at_once(
     link: str, num_layers: int
 ) -> None:
     config = config_of("model=llama3_8b", "cache.page_size=1", "executor.copy_path=staged")
@@ -164,7 +164,7 @@ def test_coded_tier_is_copied_in_fewer_bytes() -> None:
     assert in_storage == pytest.approx([back_up, write * SHARE], rel=0.05)
 
 
-def test_step_waits_for_a_loaded_layer_by_its_coded_bytes() -> None:
+def test_wait_for_the_load_of_a_layer_is_timed_by_its_coded_bytes() -> None:
     config = config_of(*SMALL, CODED)
     runtime = make_runtime(config, deploy(config))
     assert isinstance(runtime, SimulatedRuntime)
@@ -185,7 +185,7 @@ def test_few_programs_of_a_coding_kernel_limit_its_rate(programs: int, *, to_dev
     assert fp4 == min(plain, programs * one.value / 2)  # as many elements
 
 
-def test_format_does_not_find_the_pages_of_another_in_a_shared_store(tmp_path: Path) -> None:
+def test_pages_of_another_format_are_not_found_in_a_shared_store(tmp_path: Path) -> None:
     for number, form in enumerate(FORMATS):
         root = f"storage.root={tmp_path}"
         config = config_of(*SMALL, "storage=file", root, f"storage.format={form}")

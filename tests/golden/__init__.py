@@ -61,6 +61,6 @@ def digest() -> str:
 
 
 def name_rules() -> None:
-    """Write this name into the source file from which a run takes it."""
+    """Write `digest()` into the source file from which runs read the name of their rules."""
     source = Path(provenance.__file__)
     source.write_text(re.sub(r'RULES = "\w+"', f'RULES = "{digest()}"', source.read_text()))

@@ -64,7 +64,7 @@ def test_the_eviction_of_the_last_copy_is_recorded_with_its_purpose_request_and_
     assert not history.lost_for[MAMBA].any()
 
 
-def test_a_state_is_recorded_at_its_last_page(history):
+def test_a_state_is_recorded_at_the_last_page_of_its_node(history):
     history.put(node_of(2, 4), DEVICE, MAMBA)
     assert places(history.marks[MAMBA] & WAS_HELD) == [3]
 
@@ -80,7 +80,7 @@ def test_a_request_owns_the_pages_that_it_computes_until_it_publishes_or_abandon
     assert history.owners.tolist() == [0, 0, 0, 0, THROWN_AWAY, 1, 1, 1]
 
 
-def test_pages_that_a_request_does_not_compute_were_seen_only_if_a_tier_has_them(history):
+def test_pages_of_a_canceled_request_count_as_seen_only_if_a_tier_has_them(history):
     history.put(node_of(6, 7), DEVICE, FULL)
     write(history, (node_of(5, 6), FULL))
     history.admit(sequence(4).request, NAMES, 4)
@@ -91,7 +91,7 @@ def test_pages_that_a_request_does_not_compute_were_seen_only_if_a_tier_has_them
     assert places(history.registry.is_seen) == [5, 6]
 
 
-def test_a_page_in_storage_stays_written_since_its_first_write_until_it_is_taken_out(history):
+def test_a_stored_page_keeps_the_time_of_its_first_write_until_it_leaves_storage(history):
     registry = history.registry
     history.at(10)
     write(history, (node_of(0, 2), FULL))

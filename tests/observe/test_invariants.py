@@ -20,7 +20,7 @@ from tests.cache.small import make_cache, prefetcher_of, run_request, tokens_of
 
 
 class World:
-    """Two prompts that part after two pages, on both tiers; nothing is under way."""
+    """A cache with two prompts that part after two pages, on both tiers, and a prefetcher."""
 
     def __init__(self, host: tuple[int, int, int] = (32, 32, 8), **how: Any) -> None:
         shape = {"device": (32, 32, 8), "window_len": 8, "has_states": True, **how}
@@ -137,7 +137,7 @@ NOT_DRAINED = [
 
 
 @pytest.mark.parametrize(("law", "break_it"), BROKEN)
-def test_a_broken_invariant_is_named(law, break_it):
+def test_the_error_names_the_law_of_a_broken_invariant(law, break_it):
     world = World().done()
     world.check()
     break_it(world)
@@ -146,7 +146,7 @@ def test_a_broken_invariant_is_named(law, break_it):
 
 
 @pytest.mark.parametrize(("law", "break_it"), NOT_DRAINED)
-def test_what_is_left_at_the_end_of_a_run_is_named(law, break_it):
+def test_locks_and_copies_left_at_the_end_of_a_run_are_named(law, break_it):
     world = World().done()
     world.check_drained()
     break_it(world)
@@ -173,7 +173,7 @@ def test_under_write_back_the_host_may_hold_a_node_without_its_parent():
 
 
 @pytest.mark.parametrize("name", ["locks", "host_locks"])
-def test_a_copy_of_pages_that_are_not_locked_is_named(name):
+def test_the_error_names_a_copy_of_pages_that_are_not_locked(name):
     world = World()
     for transfer in world.cache.in_flight:
         for lock in getattr(transfer, name):

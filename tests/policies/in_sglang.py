@@ -1,4 +1,4 @@
-"""Policies for SGLang's cache and for this one, named by `test_engines.py`."""
+"""Two policies that run in SGLang's cache and in this one; `test_engines.py` names them."""
 
 from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any

@@ -41,7 +41,7 @@ class Victims:
 
 
 def victims_of(stream: Items[int], capacity: int, policy: Any) -> list[int]:
-    """The pages that `misses_of` evicts."""
+    """The pages that a policy evicts from a device of `capacity` pages, in order."""
     victims = Victims(policy)
     cache = make_cache(device=(capacity, 0, 0), policy=victims)
     for victims.page in stream:
@@ -50,7 +50,7 @@ def victims_of(stream: Items[int], capacity: int, policy: Any) -> list[int]:
 
 
 def misses_of(stream: Items[int], capacity: int, policy: Any) -> int:
-    """Misses of a device with so many pages, each of which is a whole prompt."""
+    """The number of misses on a device of `capacity` pages; each access is a one-page prompt."""
     cache = make_cache(device=(capacity, 0, 0), policy=policy)
     return sum(not access(cache, page) for page in stream)
 

@@ -25,7 +25,7 @@ def scans() -> list[int]:
 
 
 def phases() -> list[int]:
-    """Returns of a page after a few or after hundreds of accesses; the popular pages change."""
+    """Accesses to pages that return after few or hundreds of others; the popular pages change."""
     rng = Random(3)
     stream: list[int] = []
     for number in range(ACCESSES):

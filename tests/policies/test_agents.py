@@ -1,4 +1,4 @@
-"""Policies for agents beside the released code of Continuum, and beside their papers' rules."""
+"""Policies for agents, compared with Continuum's released code and with the papers' rules."""
 
 import json
 from bisect import bisect_right
@@ -25,7 +25,7 @@ class Clock:
 
 
 def made(policy, requests=(), *, device_pages=100, host_pages=100, **args):
-    """A policy with a clock, and a world in which a token takes 1 ms to compute."""
+    """A policy and the clock that it reads; in its world a token takes 1 ms to compute."""
     clock = Clock()
     world = SimpleNamespace(
         config=CONFIG,
@@ -65,7 +65,7 @@ def step(policy, event: str, request) -> None:
         policy.on_finish(request, "finished")
 
 
-def test_continuum_pins_as_its_released_code() -> None:
+def test_continuum_pins_sessions_and_orders_the_queue_as_its_released_code() -> None:
     # continuum.json: what the estimator and the scheduler of vllm-continuum (fd5500a) decided for a
     # log of 12 jobs: [ns, event, job, turn, tool, seconds of the pin, pinned jobs, is the last,
     # waiting jobs in the order in which its queue (`ContinuumRequestQueue.peek_request`, as two
@@ -97,7 +97,7 @@ def test_continuum_pins_as_its_released_code() -> None:
     assert num_moved > 20  # the queue differs from the order of arrivals
 
 
-def test_pinned_sessions_come_first_and_their_data_is_evicted_last_newest_session_first() -> None:
+def test_continuum_runs_pinned_sessions_first_and_evicts_their_data_last_newest_first() -> None:
     turns = [turn(0, 1, "ls"), turn(1, 2, "ls"), turn(2, 3), turn(3, 1), turn(4, 2), turn(5, 3)]
     policy, clock = made(Continuum, turns)
     for place in range(3):
@@ -115,7 +115,7 @@ def test_pinned_sessions_come_first_and_their_data_is_evicted_last_newest_sessio
     assert order == [3, 1, 2]
 
 
-def test_the_best_time_to_live_has_the_highest_worth_of_all_times() -> None:
+def test_the_best_time_to_live_has_the_highest_net_benefit_of_all_times() -> None:
     rng = np.random.default_rng(3)
     for _ in range(50):
         calls = sorted(rng.lognormal(0, 1.5, rng.integers(1, 40)).round(1).tolist())
@@ -125,7 +125,7 @@ def test_the_best_time_to_live_has_the_highest_worth_of_all_times() -> None:
         assert best_ttl_s(calls, benefit) == times[int(np.argmax(worth))]
 
 
-def test_cache_ttl_decides_as_a_public_code_of_it() -> None:
+def test_cache_ttl_gives_the_times_to_live_of_a_public_implementation() -> None:
     # cache_ttl.json: what the class ContinuumPolicy of burninglhw/vllm-continuum (346be6b, a fork
     # by others) decided for a log of 30 jobs, with 20 calls in place of 100 until it trusts them:
     # [job, turn, tool, ns of the tool before, ns in the queue, seconds of the pin, benefit in s]
@@ -150,7 +150,7 @@ def test_cache_ttl_decides_as_a_public_code_of_it() -> None:
     assert len(own) == 127
 
 
-def test_cache_ttl_decides_as_the_papers_rules_restated() -> None:
+def test_cache_ttl_gives_the_times_to_live_of_the_papers_rules() -> None:
     rng = np.random.default_rng(4)
     lengths = rng.integers(2, 9, 30).tolist()
     ids = {(job, k): 100 * job + k for job, length in enumerate(lengths) for k in range(length)}
@@ -196,7 +196,7 @@ def test_cache_ttl_decides_as_the_papers_rules_restated() -> None:
     assert seen == {"cold", "all", "own"}
 
 
-def test_mori_ranks_by_the_share_of_tool_time_in_the_last_turns_without_queues() -> None:
+def test_mori_ranks_sessions_by_the_share_of_tool_time_in_the_last_turns_without_queueing() -> None:
     turns = [turn(number, 1, "ls") for number in range(9)]
     policy, clock = made(Mori, [*turns, turn(99, 1)])
     gaps, now = [1, 2, 3, 4, 5, 6, 7, 8, 9], 0.0
@@ -208,7 +208,7 @@ def test_mori_ranks_by_the_share_of_tool_time_in_the_last_turns_without_queues()
     assert policy.idleness(session) == pytest.approx((5 + 6 + 7 + 8 + 4) / (5 + 6 + 7 + 8 + 4 + 10))
 
 
-def test_mori_moves_the_idlest_sessions_and_each_tier_keeps_its_own_longest() -> None:
+def test_mori_demotes_the_idlest_sessions_and_a_tier_evicts_other_tiers_sessions_first() -> None:
     # 6,400 tokens fit on each tier; five sessions of 3,000
     turns = [turn(number, number, "ls", length=3000) for number in range(5)]
     policy, clock = made(Mori, [*turns, *(turn(9 + number, number) for number in range(5))])
@@ -232,7 +232,7 @@ def test_mori_moves_the_idlest_sessions_and_each_tier_keeps_its_own_longest() ->
     assert places == {number: policy._place[policy.sessions[number]] for number in range(5)}
 
 
-def test_the_oracle_of_gaps_evicts_what_returns_last_and_first_what_never_returns() -> None:
+def test_the_gap_oracle_evicts_sessions_that_never_return_first_then_the_last_to_return() -> None:
     turns = [turn(0, 0), turn(1, 1), turn(2, 2), turn(3, 0, think_s=5), turn(4, 1, think_s=2)]
     policy, clock = made(GapOracle, turns)
     policy._gap_ns = {0: 5 * SECOND_NS, 1: 2 * SECOND_NS}
@@ -242,12 +242,12 @@ def test_the_oracle_of_gaps_evicts_what_returns_last_and_first_what_never_return
     assert sorted(range(3), key=lambda each: policy._score(entry(each, used=0))) == [2, 0, 1]
 
 
-def test_policies_that_know_times_refuse_several_ranks() -> None:
+def test_policies_that_read_the_clock_refuse_several_ranks() -> None:
     world = SimpleNamespace(config=config_of("model=llama3_8b", "parallel.ranks=2"))
     with pytest.raises(ValueError, match="ranks=1"):
         Mori(world)
 
 
-def test_a_session_without_events_has_no_idleness() -> None:
+def test_a_session_without_events_has_an_idleness_of_zero() -> None:
     policy, _ = made(Mori)
     assert policy.idleness(Session(begun_ns=0)) == 0

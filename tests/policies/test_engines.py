@@ -31,7 +31,7 @@ def needs(engine: str) -> pytest.MarkDecorator:
     [("tests.policies.in_sglang:OurLfu", "lfu"), ("slru", "tests.policies.in_sglang:sglang_slru")],
     ids=["our LFU in both", "their SLRU in both"],
 )
-def test_the_pages_held_are_those_of_sglang_after_each_request(
+def test_the_cached_pages_are_those_of_sglang_after_each_request(
     tmp_path: Path, theirs: str, ours: str
 ) -> None:
     engine = ENGINES["sglang"]
@@ -47,7 +47,7 @@ def test_the_pages_held_are_those_of_sglang_after_each_request(
 
 
 @needs("vllm")
-def test_victims_are_those_of_the_manager_of_vllm() -> None:
+def test_evicted_pages_are_those_of_vllms_offloading_manager() -> None:
     launch = prepare(ENGINES["vllm"], RELEASES["vllm"])
     done = subprocess.run(
         [launch.interpreter, "-m", "tests.policies.in_vllm"],

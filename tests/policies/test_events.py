@@ -41,7 +41,7 @@ def summary(*settings: str) -> object:
         ("qwen3_next_80b", "write_back"),
     ],
 )
-def test_events_report_everything_that_is_held_and_victims_by_last_use_are_those_of_lru(
+def test_events_report_all_cached_pages_and_a_policy_of_last_uses_gives_the_results_of_lru(
     model, write
 ):
     more = (f"cache.write_policy={write}", "storage=memory", "parallel.tp=8")

@@ -13,7 +13,7 @@ from tests.cache.small import world_of
 @pytest.mark.parametrize(
     ("order", "first"), [("fcfs", 0), ("longest_prefix", 3), ("shortest_remaining", 2)]
 )
-def test_each_order_ranks_another_request_first(order, first):
+def test_each_order_ranks_the_request_that_it_prefers_first(order, first):
     """By request: tokens of the prompt, and how many of them are cached."""
     requests = [(900, 0), (1000, 600), (300, 0), (1500, 700)]
     sort_key = presets(world_of(scheduler=SchedulerConfig(order=order))).requests.sort_key

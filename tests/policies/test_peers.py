@@ -31,7 +31,7 @@ PEERS = json.loads(Path(__file__).with_name("peers.json").read_text())
 
 
 class Newest:
-    """Of LMCache's interface: the one used last goes first."""
+    """A policy with LMCache's interface that evicts the most recently used entry."""
 
     def init_mutable_mapping(self):
         return OrderedDict()
@@ -107,7 +107,7 @@ HOOKS = (HOOKS.init, HOOKS.hit, HOOKS.miss, HOOKS.evict, HOOKS.remove)
         PerPool(partial(FromVllm, VllmLfu, chunk_of, dict), WORLD),
     ],
 )
-def test_a_policy_of_ours_decides_the_same_as_a_policy_of_another_cache(adapted) -> None:
+def test_a_policy_adapted_to_another_cache_and_back_misses_as_often(adapted) -> None:
     stream = STREAMS["zipf"]()[:2_000]
     assert misses_of(stream, CAPACITY, adapted) == misses_of(stream, CAPACITY, Lfu())
 

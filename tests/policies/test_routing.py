@@ -47,7 +47,7 @@ def replicas_of(engines: Sequence[Engine]) -> list[Replica]:
 
 
 def load(engine: Engine, count: int) -> None:
-    """Submit so many requests to an engine, which stay queued."""
+    """Submit `count` requests to an engine; they stay queued."""
     for number in range(count):
         engine.scheduler.submit(request_of(100 + number, [number] * 20, [1]), 0)
 
@@ -93,7 +93,7 @@ def test_prefix_load_spreads_requests_that_arrive_together():
     assert chosen == [0, 1, 0, 1]
 
 
-def test_a_score_weighs_the_queue_above_a_match_on_both_tiers():
+def test_in_a_score_a_queued_request_outweighs_a_match_on_both_tiers():
     engines = engines_that_served(OTHER, range(64))
     assert choice(Scored(), engines, range(64)) == 1
     load(engines[1], 1)
@@ -118,7 +118,7 @@ def test_scored_counts_a_match_on_the_host_and_scored_device_does_not():
     ] == [1, 0]
 
 
-def test_a_score_weighs_the_memory_that_requests_hold():
+def test_the_score_of_an_engine_falls_with_the_memory_that_requests_hold():
     engines = engines_that_served(OTHER, OTHER)
     engines[0].cache.device.allocate(FULL, 10)
     assert choice(Scored(), engines, range(64)) == 1
@@ -159,7 +159,7 @@ def test_an_argument_that_a_router_does_not_take_is_refused(name, known):
         router_named(name, {"patience": 1.0})
 
 
-def test_approximate_remembers_what_it_sent_and_not_what_engines_hold():
+def test_approximate_matches_prompts_that_it_sent_and_not_what_engines_hold():
     engines = engines_that_served(OTHER, range(64))  # without the router
     router = Approximate(block_tokens=4)
     chosen = [choice(router, engines, prompt) for prompt in (range(64), range(80))]

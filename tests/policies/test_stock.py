@@ -20,7 +20,7 @@ from tests.policies.test_events import run_of
 from tests.scheduler.world import request_of
 
 
-def test_the_config_lists_all_policies() -> None:
+def test_the_config_lists_all_built_in_policies() -> None:
     assert ("lru", *STOCK) == STOCK_POLICIES
 
 
@@ -41,7 +41,7 @@ class Item:
         self.key, self.used = key, used
 
 
-def test_hints_keep_the_prompt_of_a_tool_call_until_its_time_is_over() -> None:
+def test_hints_keep_the_prompt_of_a_tool_call_until_its_time_to_live_ends() -> None:
     hints = Hints(None, ttl=500)
     calling, other = (SimpleNamespace(key=key, parent=None, state=None, end=64) for key in (1, 2))
     for entry, reason in ((calling, "tool_use"), (other, "stop")):
@@ -119,7 +119,7 @@ def test_tinylfu_keeps_prompts_that_return_from_being_displaced_by_a_scan(tmp_pa
     assert late == {"lru": 0, "tinylfu": 2 * 256}
 
 
-def test_the_weight_of_an_lecar_expert_falls_by_the_age_of_its_error() -> None:
+def test_the_weight_of_an_lecar_expert_falls_less_the_older_its_error_is() -> None:
     capacity, rate = 4, 0.45
     pool = LeCaR(SimpleNamespace(seed=1), capacity, rate=rate)
     pages = [Item(key, used=key) for key in range(3)]

@@ -53,12 +53,12 @@ def state_of(engine: Engine, request_id: int) -> set[str]:
 
 
 def hurried(seed: int) -> list[Request]:
-    """Conversations, twice as fast as others."""
+    """20 requests of random conversations that arrive twice as fast as elsewhere."""
     return [replace(each, arrival_ns=each.arrival_ns // 2) for each in random_requests(seed, 20)]
 
 
 def crowd(seed: int) -> list[Request]:
-    """Prompts of several chunks, and answers that outgrow the pool."""
+    """20 requests with prompts of several chunks, and answers that outgrow the pool."""
     rng = Random(seed)
     return [
         request_of(
@@ -104,7 +104,7 @@ def serve_impatient(world: World, requests: list[Request], seed: int) -> Counter
 
 
 def assert_drained(world: World) -> None:
-    """All memory in use belongs to the tree, and the tree holds nothing that is locked."""
+    """Check that all memory in use belongs to the tree, and that nothing in it is locked."""
     for rank in world.ranks:
         invariants.check_drained(rank.cache, rank.prefetcher)
         if rank.prefetcher is not None:
@@ -136,7 +136,7 @@ def test_requests_aborted_in_any_state_free_all_memory_and_locks(kind: str, rank
     assert set(seen) >= states | copies | {"half-way"}
 
 
-def test_retracted_requests_are_aborted_in_the_queue() -> None:
+def test_retracted_requests_can_be_aborted_while_they_wait_in_the_queue() -> None:
     world = bare_world(device=(24, 0, 0), scheduler=EAGER)
     requests = [fresh(number, 20, 60) for number in range(6)]
     world.serve(requests, patience_ns=dict.fromkeys(range(6), 45 * STEP_NS))

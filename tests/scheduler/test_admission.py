@@ -118,7 +118,7 @@ def windowed(swa_room: int, swa_pages: int | None = 1000, page: int = PAGE) -> A
         (MAMBA, req(), match(state_host=1), budget(), 3),
     ],
 )
-def test_request_is_admitted_from_this_room_on(
+def test_request_is_admitted_if_the_room_covers_its_charge_and_what_is_reserved(
     kind: int, asked: Any, found: Any, spent: StepBudget, least: int
 ) -> None:
     deferred, admitted = (
@@ -165,14 +165,14 @@ def squared(*, extend: int, chunk: int, page: int, window: int, **_: int) -> int
         (admission(windowed(100, None)), req(100), budget(), DEFERRED),
     ],
 )
-def test_prompt_that_a_window_pool_never_holds_starts_with_the_longest_chunk_that_fits(
+def test_prompt_larger_than_the_window_pool_starts_with_the_longest_chunk_that_fits(
     judging: Admission, asked: Any, spent: StepBudget, decision: Admit | Defer
 ) -> None:
     assert judging.decide(asked, match(), spent) == decision
 
 
 @pytest.mark.parametrize("form", SWA_BUDGETS)
-def test_longest_chunk_that_fits_is_what_window_and_host_hit_leave(form: str) -> None:
+def test_longest_chunk_is_the_room_that_the_window_and_a_host_hit_leave(form: str) -> None:
     for max_new, window_taken in ((8, 8), (500, WINDOW)):
         held = window_taken if form == "sglang_0_5_23" else WINDOW
         for swa_host in (0, 20):
@@ -262,7 +262,7 @@ def ratio(first: float = 0.7, floor: float = 0.1, decay_steps: int = 600) -> New
         ((0.05, 0.3), 10_000, 0.05),
     ],
 )
-def test_share_falls_linearly_to_its_floor(
+def test_reserved_share_of_answers_falls_linearly_with_decode_steps_to_its_floor(
     settings: tuple[Any, ...], steps: int, share: float
 ) -> None:
     falling = ratio(*settings)
@@ -280,7 +280,7 @@ def test_share_falls_linearly_to_its_floor(
         (500, 99, 4, 1.0),  # no higher than all of it
     ],
 )
-def test_retraction_sets_the_share_by_the_answers_of_the_requests_that_still_run(
+def test_retraction_sets_the_reserved_share_from_the_answers_of_the_remaining_requests(
     decoded: int, max_new: int, left: int, share: float
 ) -> None:
     falling = ratio()
@@ -310,7 +310,7 @@ def test_retraction_sets_the_share_by_the_answers_of_the_requests_that_still_run
         ((32, 40), 16, 2),
     ],
 )
-def test_pages_are_taken_for_tokens_beyond_the_pages_of_each_request(
+def test_decode_steps_need_pages_only_beyond_those_that_each_request_has(
     lengths: tuple[int, ...], steps: int, pages: int
 ) -> None:
     ahead = running(33, num_pages=50)  # its spare pages are no credit to others
@@ -351,7 +351,7 @@ def pools(free: dict[int, int], evictable: dict[int, int] | None = None, **more:
         (pools({FULL: 9, SWA: 0}), 32, 64, 0),
     ],
 )
-def test_steps_end_where_free_or_evictable_pages_of_a_kind_do(
+def test_decode_steps_are_limited_by_the_free_or_evictable_pages_of_each_kind(
     cache: Any, kv_len: int, wanted: int, steps: int
 ) -> None:
     assert steps_with_pages(cache, [running(kv_len)], wanted) == steps

@@ -78,7 +78,7 @@ def req(kv_len: int = 0, boundary: int | None = 77) -> Any:
 def published(
     placement: Any, *ends: int, kinds: Kinds = STATES, branch: int | None = None, start: int = 0
 ) -> Published:
-    """What each chunk of a prompt publishes; the chunks end at `ends`."""
+    """By chunk of a prompt, cut at `ends`: each published length, and if data is kept there."""
     asked, (saver, _) = req(start), saver_of(placement, kinds=kinds)
     match: Any = SimpleNamespace(branch_len=branch)
     saver.place(asked, match)
@@ -128,7 +128,7 @@ def test_chunk_is_published_up_to_its_windows_and_its_end(
         ("every", 96, [[(64, True), (96, True), (128, True)], [(192, True), (240, True)]]),
     ],
 )
-def test_each_chunk_is_published_as_its_placement_says(
+def test_each_checkpoint_setting_publishes_chunks_at_its_branch_end_or_regular_lengths(
     name: str, branch: int | None, wanted: Published, kinds: Kinds
 ) -> None:
     grid = {"checkpoint_tokens": 64, "page_size": PAGE}
@@ -142,7 +142,7 @@ def test_each_chunk_is_published_as_its_placement_says(
 
 
 @pytest.mark.parametrize(("trims", "on_device"), [(False, 7), (True, 2)])
-def test_host_has_one_window_of_a_prompt_and_the_device_its_last_chunk(
+def test_host_keeps_the_last_window_and_the_device_the_last_chunk_unless_trimmed(
     on_device: int, *, trims: bool
 ) -> None:
     world = bare_world("full_swa", window_len=16, rules=Rules(trims_windows=trims))
@@ -179,7 +179,7 @@ def test_chunk_saves_its_states_in_free_slots_and_counts_those_it_misses(
         ("full_mamba", True, [16, 16, 16]),
     ],
 )
-def test_equal_prompt_longer_prompt_and_next_turn_hit_what_is_kept(
+def test_repeated_prompt_longer_prompt_and_next_turn_hit_the_lengths_that_are_kept(
     kind: str, usable: list[int], *, keeps_for_repeats: bool
 ) -> None:
     world = World(plot_of(kind, keeps_for_repeats=keeps_for_repeats))
@@ -191,7 +191,7 @@ def test_equal_prompt_longer_prompt_and_next_turn_hit_what_is_kept(
 
 
 @pytest.mark.parametrize(("keeps_for_repeats", "branch"), [(False, 8), (True, None)])
-def test_prompt_branches_off_pages_of_any_tier_or_of_the_device_alone(
+def test_branch_point_is_found_on_pages_of_any_tier_or_if_set_of_the_device_alone(
     *, keeps_for_repeats: bool, branch: int | None
 ) -> None:
     sizes = (8, 0, 4)

@@ -1,4 +1,4 @@
-"""Whole runs of small engines: token counts, scarce memory, and equal runs.
+"""Whole runs of small engines: token counts, scarce memory, and jumps over decode steps.
 
 Every world checks all invariants after every step, and at the end that all memory is free.
 """
@@ -33,7 +33,7 @@ def served(plot: Plot, seed: int, count: int = 25, *, checks: bool = True) -> Wo
 
 @pytest.mark.parametrize("policy", WRITE_POLICIES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_prompt_tokens_are_counted_once_and_single_steps_change_nothing(
+def test_prompt_tokens_are_counted_once_and_jumps_over_decode_steps_change_nothing(
     kind: str, policy: str
 ) -> None:
     world, stepping = (
@@ -66,7 +66,7 @@ def test_answers_that_outgrow_the_pool_are_retracted_and_finish_later(kind: str)
 
 @pytest.mark.parametrize("has_storage", [False, True])
 @pytest.mark.parametrize(("count", "order"), [(1, "fcfs"), (4, "shortest_remaining")])
-def test_last_running_request_is_retracted_where_its_window_finds_no_page(
+def test_last_running_request_is_retracted_if_its_window_finds_no_page(
     count: int, order: str, *, has_storage: bool
 ) -> None:
     # the window pool holds a prompt's window and most of the answer's
@@ -102,7 +102,7 @@ def test_prefill_runs_out_of_memory_unless_the_charge_counts_windows_on_the_host
 
 @pytest.mark.parametrize("budget", ["reports", "sglang_0_5_23"])
 @pytest.mark.parametrize("kind", ["full_swa", "all"])
-def test_random_requests_never_run_out_of_memory_with_the_host_term(kind: str, budget: str) -> None:
+def test_prefill_always_finds_memory_if_host_windows_are_charged(kind: str, budget: str) -> None:
     world = served(plot_of(kind, device=(40, 14, 12), swa_budget=budget), seed=0)
     assert world.counters["scheduler/prefill_oom_count"] == 0
 
@@ -134,7 +134,7 @@ def test_decode_step_that_evicts_under_write_back_retracts_no_request() -> None:
     assert world.counters["scheduler/retracted_count"] == 0
 
 
-def test_answer_takes_the_page_that_its_window_leaves() -> None:
+def test_answer_reuses_the_pages_that_leave_its_window_and_evicts_none() -> None:
     # of windows three pages are cached, and the second request needs five at any time
     world = bare_world("full_swa", device=(60, 8, 0))
     world.serve([fresh(0, 24, 1), fresh(1, 8, 60, SECOND)])

@@ -1,4 +1,4 @@
-"""The prefill half: the queue, chunks of prompts, deferrals, rejections and storage."""
+"""The prefill half of the scheduler: queue, chunks, deferrals, rejections, waits for storage."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -109,7 +109,7 @@ def test_rejection_drops_the_prefetch_of_the_request() -> None:
 
 
 def running_world(*lengths: int) -> World:
-    """Requests of these prompt lengths run; none of them has pages."""
+    """A world whose running requests have these prompt lengths, and no pages yet."""
     world = bare_world()
     for number, length in enumerate(lengths):
         world.scheduler.running.append(world.submit(fresh(number, length, 90)))
@@ -187,7 +187,7 @@ def test_prompt_tokens_are_attributed_to_tiers_at_the_first_admission_alone() ->
     assert [world.counters[f"cache/{name}_tokens"] for name in names] == list(parts)
 
 
-def test_waits_are_attributed_to_what_was_lacking_since_the_last_plan() -> None:
+def test_queue_time_is_attributed_to_the_shortage_found_by_the_last_plan() -> None:
     turns: list[Turn] = []
     waits = RecordedWaits(turns)
     lacks = Shortage(Cause.tokens, first=3)
@@ -202,7 +202,7 @@ def test_waits_are_attributed_to_what_was_lacking_since_the_last_plan() -> None:
 
 
 def scanned(blocked: set[int], **knobs: int) -> tuple[list[int], World]:
-    """The requests of four that start in the first step, while those in `blocked` wait."""
+    """The requests (of four) that start in step 1 if `blocked` ones wait for storage; the world."""
     world = World(plot_of("full", **knobs))
     prefetcher: Any = world.prefetcher
     prefetcher.check = lambda request_id, now_ns: request_id not in blocked
@@ -231,12 +231,12 @@ def test_scan_of_the_queue_passes_over_fewer_blocked_requests_than_its_limit(
     assert scanned(blocked, scan_limit=scan_limit)[0] == started
 
 
-def test_backlog_is_of_requests_that_do_not_wait_for_storage() -> None:
+def test_backlog_counts_only_requests_that_do_not_wait_for_storage() -> None:
     assert not scanned({0, 1, 2, 3})[1].scheduler.prefill.has_backlog
     assert scanned({0}, max_running=1)[1].scheduler.prefill.has_backlog
 
 
-def test_waits_for_storage_end_also_behind_the_end_of_a_scan() -> None:
+def test_waits_for_storage_end_also_for_requests_that_a_scan_does_not_reach() -> None:
     _, world = scanned({3}, chunk_tokens=10)  # the first takes all tokens of the step
     reqs = list(world.scheduler.waiting)
     for req in reqs[1:]:
@@ -252,7 +252,7 @@ OLD, NEW = range(16), range(100, 116)
 
 
 def evicts_new(world: World) -> bool:
-    """Whether the next victim is the prompt that was used last before the test."""
+    """True if the next victim is the prompt `NEW`, which was published last."""
     found = world.cache.tree.victim(DEVICE, FULL, 1)
     assert found is not None
     return int.from_bytes(found[0].edge[:4], "little") == NEW[0]

@@ -32,7 +32,7 @@ def finished(world: World) -> list[int]:
     return ids(world.scheduler.ended.take().finished)
 
 
-def test_prompt_takes_whole_pages_of_the_chunk() -> None:
+def test_prompt_is_charged_whole_pages_of_the_chunk_budget() -> None:
     world = world_of(40)
     world.submit(fresh(1, 20))  # 24 tokens with the rest of its last page
     world.submit(fresh(2, 100))
@@ -40,14 +40,14 @@ def test_prompt_takes_whole_pages_of_the_chunk() -> None:
 
 
 @pytest.mark.parametrize(("num_answers", "admitted"), [(40, [1]), (1, [1, 2])])
-def test_answer_of_a_prompt_is_charged_in_its_step(num_answers: int, admitted: list[int]) -> None:
+def test_answer_is_charged_in_the_step_of_its_prompt(num_answers: int, admitted: list[int]) -> None:
     world = world_of(10, clip_new_tokens=100)
     world.submit(fresh(1, 20, num_answers))
     world.submit(fresh(2, 8, 1))
     assert step(world) == (admitted, [])
 
 
-def test_tokens_that_are_hit_take_none_of_the_chunk() -> None:
+def test_cache_hits_do_not_count_against_the_tokens_of_a_chunk() -> None:
     world = world_of(40)
     world.submit(fresh(1, 48, 1))
     step(world)
@@ -83,7 +83,7 @@ def test_queue_that_lacks_memory_is_not_considered_until_a_running_request_leave
     assert step(world) == ([], [3, 2])  # no step with prompts decodes
 
 
-def test_retracted_request_goes_behind_all_that_wait() -> None:
+def test_retracted_request_goes_to_the_end_of_the_queue() -> None:
     world = world_of(9)
     for number, length in ((1, 24), (2, 16)):
         world.submit(fresh(number, length, 60 - length))
@@ -109,7 +109,7 @@ def test_request_ends_a_step_late_if_steps_are_planned_before_results_are_known(
     assert world.scheduler.is_idle
 
 
-def test_prefixes_of_a_step_are_locked_before_its_prompts_take_pages() -> None:
+def test_cached_prefixes_of_a_step_are_locked_before_any_of_its_prompts_takes_pages() -> None:
     world = world_of(16)
     for number, length in ((1, 24), (2, 48)):  # request 3 hits the older one
         world.submit(fresh(number, length, 1))
@@ -140,7 +140,7 @@ def test_every_32nd_scan_of_a_server_refreshes_the_prefixes_of_the_queue(
     assert (node.tick > before) is not is_stepped
 
 
-def test_answer_frees_windows_from_where_its_prompt_last_freed_some() -> None:
+def test_answer_frees_window_pages_from_where_its_prompt_stopped_freeing_them() -> None:
     world = world_of(60, "full_swa", rules=Rules(trims_windows=True))
     world.submit(fresh(1, 33, 1))
     step(world)

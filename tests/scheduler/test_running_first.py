@@ -40,7 +40,7 @@ def submit(world: World, *requests: tuple[int, int] | tuple[int, int, int]) -> N
 
 
 def hitting(number: int, cached: int, own: int) -> Request:
-    """A request whose prompt begins like that of `fresh(1)`."""
+    """A request with `cached` tokens of the prompt of `fresh(1)`, then `own` tokens of its own."""
     tail = range(90 + number, 90 + number + own)
     return request_of(number, [*range(1000, 1000 + cached), *tail], [7])
 
@@ -86,7 +86,7 @@ def test_back_ups_start_when_the_step_ends() -> None:
     assert len(world.cache.outbox) == 1
 
 
-def test_page_of_an_answer_is_hit_when_it_is_planned_and_copied_when_it_is_computed() -> None:
+def test_answer_page_can_be_hit_once_it_is_planned_and_is_backed_up_once_it_is_computed() -> None:
     world = world_of(host=80, answer_pages=1)
     submit(world, (1, 15))
     world.step()
@@ -98,7 +98,7 @@ def test_page_of_an_answer_is_hit_when_it_is_planned_and_copied_when_it_is_compu
     assert len(world.cache.outbox) == num_copies + 1
 
 
-def test_host_counts_the_first_use_of_a_request_and_its_end_after_two_more_plans() -> None:
+def test_host_pages_are_used_at_a_requests_first_plan_and_two_plans_after_its_end() -> None:
     world = world_of(
         host=80, trims_leaves=True, evicts_mirrors=True, answer_pages=1, backs_up_answers=False
     )
@@ -122,7 +122,7 @@ def test_host_counts_the_first_use_of_a_request_and_its_end_after_two_more_plans
     assert found == [1, 1, 1, 1, 1, 1, 1, 2]
 
 
-def test_request_that_goes_back_to_the_queue_keeps_its_first_use_of_the_host() -> None:
+def test_retracted_request_keeps_the_time_of_its_first_use_of_the_host() -> None:
     world = world_of(8, host=80, trims_leaves=True)
     submit(world, (1, 24, 30), (2, 24, 30))
     world.step()
@@ -155,7 +155,7 @@ def test_last_admitted_request_is_retracted_to_the_head_of_the_queue_and_none_st
     assert world.counters["scheduler/retracted_count"] == 1
 
 
-def test_request_computes_in_a_step_after_its_load_back() -> None:
+def test_request_is_computed_only_in_a_step_after_its_load_back() -> None:
     world = world_of(pages=12, host=40)
     world.serve([fresh(1, 64, 1), fresh(2, 80, 1)])  # the second evicts the first
     submit(world, (9, 8, 20))
@@ -181,7 +181,7 @@ def test_loaded_request_waits_while_decodes_take_all_tokens_of_the_budget() -> N
 
 
 @pytest.mark.parametrize("batching", [Batching.prefill_first, Batching.running_first])
-def test_complete_answer_holds_its_memory_for_one_more_plan(batching: Batching) -> None:
+def test_answer_holds_its_memory_for_one_more_plan_if_asynchronous(batching: Batching) -> None:
     rooms = {}
     for asynchronous in (False, True):
         world = bare_world(batching=batching, asynchronous=asynchronous, host=(0, 0, 0))
@@ -209,7 +209,7 @@ def test_request_of_the_step_in_flight_is_not_retracted() -> None:
 
 
 @pytest.mark.parametrize("num_answers", [1, 9])  # with one, the last request is about to end
-def test_prompt_without_pages_keeps_its_place_before_later_starts(num_answers: int) -> None:
+def test_prompt_without_pages_stays_ahead_of_requests_that_start_later(num_answers: int) -> None:
     world = world_of(pages=9, asynchronous=True, chunk=25)
     submit(world, (1, 24), (2, 48))  # three pages, and six
     assert chunks(world.step()) == [(1, 0, 24), (2, 0, 1)]
@@ -312,7 +312,7 @@ def test_state_is_released_two_steps_after_the_one_that_computed_or_hit_it() -> 
 # -- windows -------------------------------------------------------------------------------------
 
 
-def test_answers_keep_no_windows_while_they_grow() -> None:
+def test_no_window_pages_of_an_answer_are_cached_while_it_grows() -> None:
     world = windows_world()
     submit(world, (1, 25, 20))
     for _ in range(17):

@@ -13,7 +13,7 @@ from tests.scheduler.world import World, bare_world, fresh, ids, request_of
 @pytest.mark.parametrize(
     ("order", "wanted"), [("fcfs", [0, 1, 2]), ("shortest_remaining", [1, 2, 0])]
 )
-def test_queue_is_in_the_order_of_service(order: str, wanted: list[int]) -> None:
+def test_queue_is_sorted_by_the_configured_order(order: str, wanted: list[int]) -> None:
     world = bare_world(order=order)
     for number, length in enumerate((90, 30, 60)):
         world.submit(fresh(number, length, 1))
@@ -23,7 +23,7 @@ def test_queue_is_in_the_order_of_service(order: str, wanted: list[int]) -> None
 
 
 @pytest.mark.parametrize("batching", list(Batching), ids=lambda batching: batching.value)
-def test_only_mixed_orders_decode_beside_prompts(batching: Batching) -> None:
+def test_only_mixed_batching_decodes_in_a_step_with_prompts(batching: Batching) -> None:
     world = bare_world(batching=batching)
     world.submit(fresh(0, 20))
     world.step()
@@ -46,7 +46,7 @@ def test_decode_run_is_cut_short_only_while_a_request_waits_for_memory(*, is_abo
     assert (world.step().num_steps == 59 - 1) == is_aborted
 
 
-def test_abort_returns_the_request_from_wherever_it_is() -> None:
+def test_abort_returns_a_running_partly_computed_or_waiting_request() -> None:
     world = bare_world(max_running=1)
     scheduler = world.scheduler
     running, half, waiting = (world.submit(fresh(*each)) for each in ((0, 10), (1, 100), (2, 10)))
@@ -64,7 +64,7 @@ def test_abort_returns_the_request_from_wherever_it_is() -> None:
 
 
 def world_with(*running: tuple[int, int, int]) -> World:
-    """Requests that run: the tokens of the prompt, of the answer, and how many are decoded."""
+    """A world of running requests: tokens of the prompt, of the answer, and decoded so far."""
     world = bare_world()
     for number, (prompt_len, output_len, decoded) in enumerate(running):
         req = world.submit(request_of(number, [number] * prompt_len, [7] * output_len))
@@ -125,7 +125,7 @@ def state_of(world: World) -> tuple[list[int], list[int], list[int]]:
     return running, waiting, half
 
 
-def test_last_running_request_is_retracted_and_changes_no_share() -> None:
+def test_retracting_the_last_running_request_leaves_the_reserved_share_as_it_is() -> None:
     world = world_with((10, 90, 5))
     ratio = world.scheduler.prefill.admission.new_token_ratio
     before = ratio.after()

@@ -54,7 +54,7 @@ def served(plot: Plot, *requests: Request) -> list[RequestState]:
         *((ranks, "best_effort", 0, 0) for ranks in (1, 2)),
     ],
 )
-def test_lone_request_waits_for_its_read_as_its_stop_policy_says(
+def test_stop_policy_decides_how_long_a_lone_request_waits_for_its_read(
     ranks: int, stop: str, wait_ns: int, storage_len: int
 ) -> None:
     (req,) = served(plot(ranks=ranks, stop=stop, timeout_s=0.007), fresh(0, 104, 1))
@@ -62,7 +62,7 @@ def test_lone_request_waits_for_its_read_as_its_stop_policy_says(
     assert req.storage_len == storage_len
 
 
-def test_wait_of_a_request_that_arrives_during_a_step_begins_at_its_end() -> None:
+def test_wait_of_a_request_that_arrives_during_a_step_begins_when_the_step_ends() -> None:
     # the first has 10 tokens, too few to be read: its only step ends when those are computed
     _, req = served(plot(), fresh(0, 10, 1), fresh(1, 104, 1, 1000))
     assert req.submitted_ns == 1000
@@ -92,7 +92,7 @@ class Asked:
         return prefetch.enqueued_ns + 5_000_000
 
 
-def test_a_request_that_no_scan_has_reached_costs_no_step_anything() -> None:
+def test_requests_that_no_scan_has_reached_cause_no_calls_of_the_stop_policy() -> None:
     def num_asked(num_requests: int) -> int:
         Asked.count = 0
         # each reads from storage, all at once, and one runs at a time

@@ -72,7 +72,7 @@ class Plot:
 
 
 def plot_of(kind: str, **changes: Any) -> Plot:
-    """A plot for one of `KINDS`, changed in attributes of `Plot`, the scheduler or the cache."""
+    """Settings of a world for one of `KINDS`; `changes` go to `Plot`, scheduler or cache."""
     window_len, has_states = KINDS[kind]
     own = {name: changes.pop(name) for name in Plot.__slots__ if name in changes}
     names = {each.name for each in fields(SchedulerConfig)} & set(changes)
@@ -91,7 +91,7 @@ def spans(tokens: Sequence[int]) -> TokenSpans:
 def request_of(
     number: int, prompt: Sequence[int], answer: Sequence[int], arrival_ns: int = 0, **more: Any
 ) -> Request:
-    """A request of its own session."""
+    """A request in a session of its own, by token ids."""
     told = {"id": number, "session_id": number, "arrival_ns": arrival_ns, **more}
     return Request(prompt=spans(prompt), output=spans(answer), **told)
 
@@ -196,7 +196,7 @@ class World:
         route: Callable[[Request], int] = lambda request: 0,
         patience_ns: Mapping[int, int] | None = None,
     ) -> None:
-        """Serve all of them and drain."""
+        """Serve all requests until they end; then check that no memory or copy is left."""
         serve(
             [self.engine],
             Feeder(requests, WorkloadConfig(arrivals=Arrivals.open)),

@@ -1,4 +1,4 @@
-"""Steps that gain several tokens, and the KV of the draft."""
+"""Speculative decoding: steps that gain several tokens, and the KV of the draft model."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -42,7 +42,7 @@ def test_several_decode_steps_at_once_give_the_results_of_single_ones(compat: st
 
 
 @pytest.mark.parametrize(("rate", "gained"), [(0.0, 1.0), (1.0, 4.0)])
-def test_a_step_gains_one_token_or_all_drafts_too(rate: float, gained: float) -> None:
+def test_a_step_gains_one_token_plus_its_accepted_drafts(rate: float, gained: float) -> None:
     (record,) = served(
         request(0, (0, 100), answer=1 + 4 * 25),
         size=16,
@@ -61,7 +61,7 @@ def test_steps_gain_about_the_expected_number_of_tokens(accepted: str) -> None:
 
 
 def drawn(config: SpeculationConfig, req: RequestState, length: int) -> float:
-    """The mean of many steps of a request at this length."""
+    """The mean number of tokens gained per step by a request with a KV of `length` tokens."""
     drafts, counts = Drafts(config, 0), []
     for number in range(2000):
         req.kv_len, req.gains, req.num_verified = length, [], number
@@ -90,7 +90,7 @@ def cold_run(draft_kv: str) -> Result:
     return served(first, *others, again, size=16, key="bigram", more=more)
 
 
-def test_without_draft_kv_on_the_host_the_hits_are_equal_and_all_cold() -> None:
+def test_without_draft_kv_on_the_host_the_hits_are_equal_but_lack_draft_kv() -> None:
     packed, none = cold_run("packed"), cold_run("none")
     assert hits(none) == hits(packed)
     assert hits(none)[-1] == none.records[-1].host_hit_len == 1600
@@ -111,7 +111,7 @@ def test_draft_kv_takes_the_bytes_of_its_layers_on_each_tier_that_holds_it() -> 
     assert page_bytes(*drafts, "speculation.draft_kv=none") == (plain * 34 / 32, plain)
 
 
-def test_a_page_whose_sidecar_is_missing_is_missing() -> None:
+def test_a_page_whose_draft_kv_is_not_in_storage_counts_as_missing() -> None:
     inner = EndlessStore()
     store, pages = WithSidecars(inner), list(range(8))
     store.write(pages)
@@ -148,7 +148,7 @@ def test_a_step_verifies_one_token_more_than_the_draft_proposes() -> None:
     assert list(ends) == [[100 + 3 * 10 + 2 * 10], [150 + 3 * 13 + 2 * 13]]
 
 
-def test_a_run_tells_its_expectation_and_its_outcome() -> None:
+def test_a_run_reports_the_expected_gain_and_the_tokens_dropped_for_drafts() -> None:
     result = chat("compat=vllm_0_33", "speculation.drafts=3", "engine.explain=true")
     summary = told(result)
     assert any("expected to gain 2.53 tokens, 1.42" in note for note in result.notes)
@@ -158,14 +158,14 @@ def test_a_run_tells_its_expectation_and_its_outcome() -> None:
     assert f"{dropped:,} cached tokens dropped" in str(outcome(summary))
 
 
-def test_a_run_without_speculation_tells_nothing_of_it() -> None:
+def test_a_run_without_speculation_reports_nothing_about_it() -> None:
     result = chat("speculation.acceptance=0.9")
     assert not [key for key in told(result) if key.startswith("speculation/")]
     assert outcome(told(result)) is None
     assert not [note for note in result.notes if "speculation" in note]
 
 
-def test_the_expectation_names_both_rates() -> None:
+def test_the_expected_gain_is_given_with_and_without_draft_kv() -> None:
     speculation: Any = SimpleNamespace(
         drafts=2, layers=1, draft_kv="none", acceptance=0.5, cold_acceptance=0.0
     )
@@ -182,7 +182,7 @@ def test_the_expectation_names_both_rates() -> None:
         (("speculation.draft_kv=none", "executor=torch", "model=tiny_hybrid"), "simulated"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(overrides: tuple[str, ...], why: str) -> None:
+def test_unsupported_speculation_is_refused(overrides: tuple[str, ...], why: str) -> None:
     with pytest.raises(ValueError, match=why) as error:
         config_of("model=llama3_8b", "speculation.drafts=3", *overrides)
     assert "\n" not in str(error.value)

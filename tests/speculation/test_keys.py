@@ -1,4 +1,4 @@
-"""Key rules of speculative decoding: which hits they cost, and what they never share."""
+"""Rules for page keys with speculative decoding: the hits they cost, and pages never shared."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ def hits(result: Result) -> list[int]:
 
 
 @pytest.mark.parametrize(("size", "length", "plain", "bigram"), REPEATED)
-def test_a_next_turn_hits_what_bigrams_leave_of_the_last_one(
+def test_with_bigram_keys_a_next_turn_hits_one_token_less_rounded_down_to_pages(
     size: int, length: int, plain: int, bigram: int
 ) -> None:
     first, second = request(0, (0, length)), request(1, (0, length), (5 * 10**5, 70))
@@ -66,7 +66,7 @@ def test_a_next_turn_hits_what_bigrams_leave_of_the_last_one(
 
 
 @pytest.mark.parametrize(("size", "length", "plain", "bigram"), SHARED)
-def test_a_prompt_hits_what_bigrams_leave_of_a_shared_prefix(
+def test_with_bigram_keys_a_shared_prefix_hits_one_token_less_rounded_down_to_pages(
     size: int, length: int, plain: int, bigram: int
 ) -> None:
     pair = request(0, (0, length), (10**5, 300)), request(1, (0, length), (2 * 10**5, 300))
@@ -76,7 +76,7 @@ def test_a_prompt_hits_what_bigrams_leave_of_a_shared_prefix(
 
 @pytest.mark.parametrize("key", DRAFT_KEYS)
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 65])
-def test_the_hits_of_every_short_length_follow_the_rule(key: str, length: int) -> None:
+def test_the_hits_of_every_short_prompt_follow_its_key_rule(key: str, length: int) -> None:
     size = 16
     first, again = request(0, (0, length)), request(1, (0, length))
     longer = request(2, (0, length), (5 * 10**5, 40))
@@ -113,7 +113,7 @@ def test_the_first_repeat_hits_if_the_state_is_kept_a_block_lower(
     assert hits(served(*same, size=1600, key="drop_block", more=more))[1:] == repeats
 
 
-def test_no_page_has_one_name_under_two_rules() -> None:
+def test_no_page_has_the_same_digest_under_two_key_rules() -> None:
     tokens, size = tokens_of(66), 4
     names = []
     for overlap in (0, 1):
@@ -134,7 +134,7 @@ def test_two_prompts_share_a_bigram_page_if_the_next_token_is_equal_too() -> Non
     assert one[length:] != two[length:]
 
 
-def test_a_look_at_a_tree_that_drops_blocks_agrees_with_a_match() -> None:
+def test_a_lookup_agrees_with_a_match_if_the_last_block_is_dropped() -> None:
     names = Digests(4)
     tree = RadixTree(kinds=named_kinds(4), names=names, drops_block=True, rules=Rules())
     tokens = tokens_of(33)
@@ -153,7 +153,7 @@ def test_a_look_at_a_tree_that_drops_blocks_agrees_with_a_match() -> None:
         )
 
 
-def test_a_branch_is_where_the_device_ends_without_its_dropped_block() -> None:
+def test_the_branch_point_is_the_end_of_the_device_hit_less_the_dropped_block() -> None:
     rules = Rules(keeps_for_repeats=True)
     tree = RadixTree(kinds=named_kinds(4, has_states=True), drops_block=True, rules=rules)
     tokens, node = tokens_of(33), tree.root("")

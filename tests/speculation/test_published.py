@@ -56,17 +56,17 @@ def again() -> Result:
     return result
 
 
-def test_eighteen_of_the_requests_load_from_the_host(again: Result) -> None:
+def test_eighteen_of_the_repeated_requests_load_from_the_host(again: Result) -> None:
     assert sum(record.host_hit_len > 0 for record in again.records) == 18
 
 
-def test_the_last_turns_hit_on_the_device_what_others_loaded_cold(again: Result) -> None:
+def test_the_last_turns_hit_on_the_device_pages_loaded_without_draft_kv(again: Result) -> None:
     last = again.records[-AGENTS:]
     assert [record.host_hit_len for record in last] == [0] * AGENTS
     assert all(0 < record.draft_cold_len == record.device_hit_len for record in last)
 
 
-def test_their_steps_gain_hardly_more_tokens_than_cold_ones(again: Result) -> None:
+def test_steps_after_such_hits_gain_hardly_more_tokens_than_without_draft_kv(again: Result) -> None:
     gained = sum(record.output_len - 1 for record in again.records)
     steps = sum(record.num_steps - 1 for record in again.records)
     assert 1.589 < gained / steps < 2.2

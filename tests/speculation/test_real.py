@@ -31,7 +31,7 @@ def test_logits_do_not_depend_on_the_cache(key: str, shape: tuple[str, ...]) -> 
     assert summary["speculation/tokens_per_step"] > 1.5
 
 
-def test_a_store_that_one_key_rule_wrote_is_not_hit_with_another(tmp_path: Path) -> None:
+def test_pages_stored_under_one_key_rule_are_not_hit_under_another(tmp_path: Path) -> None:
     # replicas with different rules share one directory
     def storage_hits(key: str) -> float:
         config = config_of(

@@ -13,7 +13,7 @@ from tests.scheduler.world import request_of
 def strangers(
     arrivals_ns: Sequence[int], prompt_lens: Sequence[int], output_lens: Sequence[int]
 ) -> Workload:
-    """Requests that share nothing with one another."""
+    """A workload of requests without common prefixes, by arrival and lengths in tokens."""
     requests = []
     token = 0
     for arrival, prompt_len, output_len in zip(arrivals_ns, prompt_lens, output_lens, strict=True):
@@ -35,6 +35,6 @@ def run(made: Workload, *overrides: str) -> Result:
 
 
 def summary(made: Workload, *overrides: str) -> dict[str, float | int]:
-    """The summary of such a run."""
+    """The summary of a run of this workload under a composed config."""
     result = run(made, *overrides)
     return summarize(result.records, result.measures)

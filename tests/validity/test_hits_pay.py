@@ -1,4 +1,4 @@
-"""Hits change the latency: the trap of a simulator whose time does not hang on its cache.
+"""Cache hits lower the latency, which a simulator misses if its times ignore the cache.
 
 (BLIS issue 1699: offloading was switched on, hits rose, and no latency moved.)
 """
@@ -19,7 +19,7 @@ GIB_OF_TOKENS = 131072 / 2**30  # llama3_8b: 128 KiB a token
 
 
 def first_and_again(num_between: int) -> Workload:
-    """One long prompt, `num_between` strangers of the same length, and its prefix once more."""
+    """One long prompt, `num_between` unrelated ones of the same length, then its prefix again."""
     requests = []
     for number in range(num_between + 2):
         again = number == num_between + 1
@@ -77,7 +77,7 @@ def test_the_nearer_the_tier_the_sooner_the_first_token() -> None:
 
 
 @pytest.mark.parametrize("tier", PLACES)
-def test_prefill_costs_what_the_tokens_that_were_not_hit_cost(tier: str) -> None:
+def test_prefill_takes_the_time_to_compute_the_tokens_that_were_not_hit(tier: str) -> None:
     record = last_record(*PLACES[tier])
 
     config = config_of("model=llama3_8b")

@@ -1,7 +1,7 @@
 """Shared links against the closed form of processor sharing (rung V0).
 
-Flows that come at random to a link that all under way share evenly take x / C / (1 - rho) each,
-whatever the distribution of their sizes x (M/G/1-PS).
+Flows of sizes x that arrive at random on a link of rate C, which all flows in progress share
+evenly, take x / C / (1 - rho) on average, whatever the distribution of sizes (M/G/1-PS).
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ SIZES = {"equal": [8e6], "mixed": [1e6, 4e6, 64e6]}
 
 
 def mean_slowdown(sizes: list[float], rho: float, count: int, seed: int) -> dict[float, float]:
-    """Mean of time taken over time alone, of flows of each size."""
+    """By size: the mean ratio of the time that a flow takes to its time on an idle link."""
     generator = np.random.default_rng(seed)
     drawn = generator.permutation(np.resize(sizes, count))
     # one gap from each of `count` equal parts of the distribution: the load is what it should be
@@ -38,7 +38,7 @@ def mean_slowdown(sizes: list[float], rho: float, count: int, seed: int) -> dict
 
 @pytest.mark.parametrize("rho", [0.3, 0.5])
 @pytest.mark.parametrize("sizes", SIZES)
-def test_flows_slow_one_another_down_as_processor_sharing_does(sizes: str, rho: float) -> None:
+def test_flows_on_a_shared_link_slow_down_as_in_processor_sharing(sizes: str, rho: float) -> None:
     measured = mean_slowdown(SIZES[sizes], rho, 30_000, seed=5)
 
     for slowdown in measured.values():

@@ -47,7 +47,7 @@ def service_ns(prompt_len: int, output_len: int) -> int:
 
 
 def lindley(gaps: NDArray[np.float64], services: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[N] waits: each the last one's wait and service less the gap between them, or 0."""
+    """[N] waits in ns: each is the previous wait plus service, less the gap between, or 0."""
     walk = np.concatenate(([0], np.cumsum(services[:-1] - gaps[1:])))
     return walk - np.minimum.accumulate(np.minimum(walk, 0))
 
@@ -60,7 +60,7 @@ def mean_wait(rho: float, services: NDArray[np.float64], shares: NDArray[np.floa
 def draw(
     shape: str, count: int, rho: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Which of the shape's requests come, when (Poisson), and how long each is served."""
+    """Draw requests: indices into the shape, Poisson arrivals in ns, and service times in ns."""
     _, _, shares = SHAPES[shape]
     services = _services(shape)
     generator = np.random.default_rng(seed)
@@ -88,7 +88,7 @@ def _services(shape: str) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_waits_of_the_engine_follow_the_recursion_to_the_nanosecond(shape: str) -> None:
+def test_queue_waits_of_the_engine_equal_lindleys_recursion_to_the_nanosecond(shape: str) -> None:
     chosen, arrivals, services = draw(shape, 400, 0.8, seed=1)
 
     waits = engine_waits_ns(shape, chosen, arrivals)
@@ -100,7 +100,7 @@ def test_waits_of_the_engine_follow_the_recursion_to_the_nanosecond(shape: str) 
 
 @pytest.mark.parametrize("rho", [0.3, 0.6])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_recursion_has_the_mean_of_the_closed_form(shape: str, rho: float) -> None:
+def test_lindleys_recursion_has_the_mean_wait_of_the_closed_form(shape: str, rho: float) -> None:
     _, arrivals, services = draw(shape, 1_000_000, rho, seed=2)
 
     waits = lindley(np.diff(arrivals, prepend=0).astype(float), services.astype(float))

@@ -1,4 +1,4 @@
-"""When a simulated storage's answers come."""
+"""When a simulated storage answers the queries of engines."""
 
 from hicache import experiment
 from hicache.clock import NEVER, SECOND_NS, SimulatedClock
@@ -15,7 +15,7 @@ RATES = {"to_device": 1e9, "to_host": 1e9, "host_memory": 1e9}
 
 
 class Settled:
-    """A prefetch that is not asked about any more."""
+    """A prefetch whose request no longer waits for storage."""
 
     is_settled = True
 
@@ -30,7 +30,7 @@ def executors(io: SimulatedIo, count: int) -> list[SimulatedExecutor]:
 
 
 def answered_ns(io: SimulatedIo) -> list[tuple[int, int]]:
-    """[(engine, when)] of all that is under way."""
+    """Complete all queries in flight; return (engine, time in ns) of each answer."""
     answers = []
     while (moment := io.pass_by(0, SimulatedClock())) < NEVER:
         answers += [(engine, moment) for engine, _ in io.advance(moment)]
@@ -42,7 +42,7 @@ def two_engines(query_s: float) -> SimulatedIo:
     return SimulatedIo(config, [EndlessStore()], [RATES, RATES], seed=0)
 
 
-def test_an_engine_asks_storage_about_one_request_after_another() -> None:
+def test_storage_queries_of_one_engine_run_one_after_another() -> None:
     io = two_engines(query_s=1.0)
     first, second = executors(io, 2)
 
@@ -52,7 +52,7 @@ def test_an_engine_asks_storage_about_one_request_after_another() -> None:
     assert sorted(answered_ns(io)) == [(0, SECOND), (0, 2 * SECOND), (1, SECOND)]
 
 
-def test_an_answer_that_takes_no_time_is_delivered() -> None:
+def test_an_answer_of_storage_that_takes_no_time_is_delivered() -> None:
     io = two_engines(query_s=0.0)
 
     executors(io, 1)[0].query(Settled(), 5)

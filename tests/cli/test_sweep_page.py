@@ -161,7 +161,7 @@ def test_report_of_a_sweep_links_its_runs(tmp_path, measures, capsys):
 
 @pytest.mark.parametrize("file", ["metrics.jsonl", "summary.json"])
 @pytest.mark.parametrize("text", ["5", "{}", "[" * 100_000, '{"time_s": "x"}', '{"time_s": NaN}'])
-def test_a_sweep_with_a_damaged_file_is_refused_with_its_path(file, text, tmp_path, measures, capsys):
+def test_a_damaged_file_of_a_sweep_is_refused_by_its_path(file, text, tmp_path, measures, capsys):
     write_arms(tmp_path, measures, seeds=1, lru=1.0)
     (tmp_path / "0_lru" / file).write_text(text)
     with pytest.raises(SystemExit, match="2"):

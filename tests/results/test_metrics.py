@@ -78,7 +78,7 @@ def test_a_missing_measure_is_named(make_record, measures, key):
         ),
     ],
 )
-def test_a_record_with_inconsistent_tokens_or_wait_is_refused(make_record, measures, changes, message):
+def test_a_record_whose_parts_do_not_add_up_is_refused(make_record, measures, changes, message):
     with pytest.raises(AssertionError, match=message):
         summarize([make_record(0, **changes)], measures)
 

@@ -137,7 +137,7 @@ def test_a_correct_engine_passes_every_rule(capsys):
         (NoStats, contract.a_full_store_is_no_error, "stats returned {'pages': 1}"),
     ],
 )
-def test_a_wrong_engine_breaks_a_rule(engine, rule, said, capsys):
+def test_an_engine_that_breaks_a_rule_is_reported(engine, rule, said, capsys):
     code, printed = check(capsys, f"{__name__}:{engine.__name__}")
     assert code == 1
     assert f"FAILED: {rule.__doc__}" in failures(printed)

@@ -291,7 +291,7 @@ def test_a_comparison_without_matching_runs_or_metrics_is_refused(
     assert told in line
 
 
-def test_directories_without_a_finished_run_are_left_out_or_refused(sweep, tmp_path, capsys):
+def test_failed_runs_are_left_out_and_folders_without_a_run_are_refused(sweep, tmp_path, capsys):
     with pytest.raises(FileNotFoundError, match=r"no summary\.json"):
         load_runs([tmp_path.with_name("empty")])
     failed = tmp_path / "failed"

@@ -22,7 +22,7 @@ ALL += [
 ]
 
 
-def test_the_page_of_settings_is_current():
+def test_the_generated_page_of_settings_is_up_to_date():
     wanted = "run: python -m hicache.cli.knobs > docs/knobs.md"
     assert PAGE.read_text(encoding="utf-8") == knobs.as_markdown(), wanted
 

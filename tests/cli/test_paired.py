@@ -101,7 +101,7 @@ def printed(tmp_path, capsys):
     return call
 
 
-def test_two_runs_may_differ_in_any_number_of_settings(tmp_path, write_run, late, printed):
+def test_paired_runs_may_differ_in_any_number_of_settings(tmp_path, write_run, late, printed):
     arms = (("best_effort", 64, "fit"), ("timeout", 256, "abandon"), ("timeout", 64, "abandon"))
     for number, (stop, threshold, cut) in enumerate(arms):
         records = [late(request, number) for request in range(30)]
@@ -218,7 +218,7 @@ def test_a_paired_table_is_printed_as_text_markdown_csv_or_json(two_runs, make_r
 
 
 @pytest.mark.parametrize("busy", STOPS)
-def test_latencies_of_an_overloaded_run_are_not_paired(write_run, late, printed, busy):
+def test_latencies_of_an_overloaded_run_get_no_paired_difference(write_run, late, printed, busy):
     for stop, window in product(STOPS, range(8)):
         records = [late(number, stop == busy) for number in range(6)]
         load = {"load/rho_gpu": 0.95 if stop == busy else 0.5}

@@ -39,7 +39,7 @@ def test_a_table_fits_the_terminal_and_shows_every_number(width, monkeypatch, ca
         assert lines[place + 1].split() == ["(0.12345–0.98765)"] * 2
 
 
-def test_a_piped_table_has_one_line_a_row_and_no_padding(capsys):
+def test_a_piped_table_has_one_line_per_row_and_no_padding(capsys):
     show_result(RESULT, "a title")
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line != line.rstrip()] == []

@@ -177,7 +177,7 @@ def test_a_report_without_reasons_of_misses_gives_the_command_to_record_them(tmp
     assert "<code>hicache run seed=0 workload.limit=3 engine.explain=true</code>" in page
 
 
-def test_arms_that_differ_only_in_declined_prefetches_are_identical(tmp_path, measures):
+def test_arms_that_differ_only_in_declined_prefetches_are_called_identical(tmp_path, measures):
     write_arms(tmp_path, measures, seeds=1, lru=1.0, slru=1.0)
     file = tmp_path / "1_slru" / "summary.json"
     write_json(file, json.loads(file.read_text()) | {"prefetch/declined_count": 7})
@@ -195,7 +195,7 @@ def test_arms_that_differ_only_in_declined_prefetches_are_identical(tmp_path, me
         ({"declined_no_host": 64, "started": 1}, None),
     ],
 )
-def test_a_storage_tier_that_no_request_can_read_is_objected_to(counts, name):
+def test_a_storage_tier_that_no_request_can_read_is_called_inert(counts, name):
     summary = {"prefetch/declined_count": 9, "prefetch/started_count": counts.pop("started", 0)}
     summary |= {f"prefetch/{key}_tokens": tokens for key, tokens in counts.items()}
     assert [each.name for each in objections([summary])] == ([name] if name else [])

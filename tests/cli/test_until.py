@@ -20,7 +20,7 @@ def widths(text: str) -> list[tuple[int, float]]:
     return [(int(seeds), float(width)) for seeds, width in told]
 
 
-def test_seeds_are_added_until_the_interval_is_narrow(
+def test_seeds_are_added_until_the_interval_of_the_metric_is_narrow(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     metric = "request/ttft_s_mean"

@@ -94,7 +94,7 @@ def test_pages_read_from_storage_without_a_recorded_fate_are_refused(make_record
 
 
 @pytest.mark.parametrize(("percent", "value"), [(50, 5), (95, 10), (90, 9), (1, 1), (99, 10)])
-def test_a_percentile_is_one_of_the_values(percent, value):
+def test_a_percentile_is_one_of_the_values_by_nearest_rank(percent, value):
     assert percentile(list(range(10, 0, -1)), percent) == value
     assert percentile([], percent) == 0
 

@@ -50,5 +50,5 @@ def test_a_summary_has_all_required_keys_and_no_unknown_one(overrides: tuple[str
     assert ALWAYS - found == set()
 
 
-def test_every_key_is_explained() -> None:
+def test_every_key_of_a_summary_is_explained_on_the_page() -> None:
     assert set(EXPLAINED) == KNOWN

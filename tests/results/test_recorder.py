@@ -231,7 +231,7 @@ def test_pages_read_in_the_warm_up_count_if_their_fate_is_decided_after_it():
     assert totals == {f"prefetch/{fate}_pages": count for fate, count in fates.items()}
 
 
-def test_a_row_counts_its_interval_and_holds_queues_and_used_shares_at_its_end():
+def test_a_row_has_the_counts_of_its_interval_and_queues_and_pool_use_at_its_end():
     score = Score(engine(waiting=2, running=1, used=5), engine(waiting=1, running=3, used=8))
     one, other = (each.cache.counters for each in score.engines)
     for place, tier in enumerate(TIERS):

@@ -27,7 +27,7 @@ def test_a_run_without_requests_has_an_empty_file(tmp_path, expected_file):
     assert len(read_requests(tmp_path)) == 0
 
 
-def test_equal_records_give_equal_bytes(tmp_path, make_record, expected_file):
+def test_equal_records_give_files_of_equal_bytes(tmp_path, make_record, expected_file):
     paths = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

@@ -124,7 +124,7 @@ def test_another_version_of_python_or_numpy_makes_another_run(tmp_path, name):
 
 
 @pytest.mark.parametrize("change", ["shorter", "equal size and time", "another file"])
-def test_another_content_of_the_trace_makes_another_run(tmp_path, change):
+def test_a_change_of_the_contents_of_a_trace_makes_another_run(tmp_path, change):
     trace = tmp_path / "traces" / "trace.jsonl"
     trace.parent.mkdir()
     trace.write_text("{}\n" * 9)

@@ -53,7 +53,7 @@ def load(*overrides):
 
 
 @pytest.mark.parametrize("options", TURNS, ids=" ".join)
-def test_every_file_in_conf_composes(options, tmp_path):
+def test_every_file_in_conf_composes_to_a_valid_config(options, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     said = [each.format(folder=tmp_path) for option in options for each in TO_SAY.get(option, ())]
     load(*options, *said)

@@ -17,7 +17,7 @@ def told(low, high):
 ENDS, LEAST = ("low", "high"), f"{TTFT} least effect"
 
 
-def test_comparisons_whose_interval_excludes_no_difference_are_counted_as_claims():
+def test_intervals_of_a_difference_without_zero_are_counted_as_claims():
     comparisons = [told(low, 1 / low) for low in (0.99, 0.98, 0.96, 0.95)] + [told(1.01, 1.2)]
     row = power.rows_of("chat", comparisons)[0]
     assert (row["comparisons"], row["longer"], row["shorter"]) == (5, 1, 0)

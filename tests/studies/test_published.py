@@ -54,7 +54,7 @@ def test_every_case_has_runs_and_a_value_for_each_published_point(name):
     assert all(fact["choices"] for fact in case["facts"])
 
 
-def test_a_case_is_run_once_and_compared_point_by_point(tmp_path):
+def test_a_published_case_is_run_once_and_compared_point_by_point(tmp_path):
     small = yaml.safe_load(SMALL)
     out = tmp_path / "out"
     run = partial(kept_runs, measure=published.frame_of, folder=out, jobs=1)

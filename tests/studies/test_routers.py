@@ -27,5 +27,5 @@ def test_routing_by_undelayed_events_equals_routing_by_the_caches_contents(event
     assert told == computed(f"parallel.router_args={{{weights}}}")
 
 
-def test_lost_events_change_where_requests_go():
+def test_lost_kv_events_change_where_requests_are_routed():
     assert computed(POLICY, "cache.policy_args={lost: 0.9}") != computed(POLICY)

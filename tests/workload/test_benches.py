@@ -112,7 +112,7 @@ def test_the_next_client_is_drawn_from_the_seed():
     assert [order(seed) for seed in range(5)] == orders
 
 
-def test_a_dropped_client_asks_no_more_and_delays_no_other():
+def test_a_dropped_client_sends_no_more_requests_and_delays_no_other():
     config = RoundsConfig(request_rate=10.0, barrier=True, in_flight=1)
     feeder = RoundFeeder(requests_of(), config, seed=0)
     ((_, first),) = feeder.initial()

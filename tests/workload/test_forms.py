@@ -286,7 +286,7 @@ def test_the_salt_of_an_sglang_event_is_its_namespace(tmp_path):
 
 @pytest.mark.parametrize("name", ["table.gz", "table.jsonl", "table"])
 @pytest.mark.parametrize("container", ["csv", "tsv", "gzip", "zstd", "parquet"])
-def test_the_format_of_a_file_is_told_by_its_content_and_not_its_name(tmp_path, name, container):
+def test_the_format_of_a_file_is_found_by_its_content_and_not_its_name(tmp_path, name, container):
     plain, path = (FIXTURES / "vidur.csv").read_bytes(), tmp_path / name
     if container == "parquet":
         table = {key: [float(r[key]) for r in rows("vidur.csv")] for key in rows("vidur.csv")[0]}

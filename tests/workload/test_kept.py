@@ -56,7 +56,7 @@ def test_a_result_for_the_same_parts_is_read_and_not_made_again(folder):
 
 
 @pytest.mark.parametrize("place", [0, 15, 16, 400, -1])
-def test_a_damaged_file_is_made_again(file, place):
+def test_a_damaged_file_of_a_kept_result_is_made_again(file, place):
     damaged = bytearray(file.read_bytes())
     damaged[place] ^= 1
     file.write_bytes(damaged)
@@ -66,7 +66,7 @@ def test_a_damaged_file_is_made_again(file, place):
 
 
 @pytest.mark.parametrize("length", [0, 8, 16, 500])
-def test_a_file_that_was_cut_is_made_again(file, length):
+def test_a_file_of_a_kept_result_that_was_cut_off_is_made_again(file, length):
     os.truncate(file, length)
     check(Maker(), 1, b"one")
 

@@ -25,7 +25,7 @@ def test_appended_runs_are_merged_and_empty_ones_left_out():
 
 
 @pytest.mark.parametrize("begin", range(10))
-def test_a_cut_is_a_slice_of_the_ids(begin):
+def test_a_cut_of_runs_is_the_slice_of_their_ids(begin):
     for end in range(10):
         assert ids_of(cut_runs(RUNS, begin, end)) == IDS[begin:end]
         assert is_prefix(cut_runs(RUNS, 0, end), RUNS)

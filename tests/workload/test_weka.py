@@ -48,7 +48,7 @@ THREE_TURNS = session(
 )
 
 
-def test_a_turn_follows_the_one_before_after_its_think_time(tmp_path):
+def test_a_turn_follows_the_turn_before_after_its_think_time(tmp_path):
     requests = load(tmp_path, THREE_TURNS)
     assert [(r.parent_id, r.think_ns, r.stop_reason) for r in requests] == [
         (None, 0, "tool_use"),
@@ -67,7 +67,7 @@ def test_a_turn_repeats_the_turn_before_and_its_answer_or_full_blocks(tmp_path, 
     assert [shared_len(whole(one), ids(two.prompt)) for one, two in pairs] == shared
 
 
-def test_a_changed_context_does_not_repeat_the_answer(tmp_path):
+def test_a_turn_with_a_changed_context_does_not_repeat_the_answer(tmp_path):
     first, second = load(tmp_path, session(ask(0.0, 200, [1, 2, 3]), ask(5.0, 300, [1, 2, 9, 10])))
     assert second.parent_id == first.id
     assert shared_len(whole(first), ids(second.prompt)) == 128
@@ -117,7 +117,7 @@ def test_a_missing_think_time_is_computed_from_request_times(tmp_path):
     assert load(tmp_path, session(ask(0.0, 200, [1, 2, 3]), second))[1].think_ns == 7 * 10**9
 
 
-def test_an_answer_without_tokens_gets_one(tmp_path):
+def test_an_answer_without_tokens_gets_one_token(tmp_path):
     assert load(tmp_path, session(ask(0.0, 200, [1, 2, 3], out=0)))[0].output_len == 1
 
 

@@ -95,13 +95,13 @@ def test_jitter_delays_each_session_by_a_time_of_its_own():
     check_order(load(seed=3, start_jitter_s=30.0))
 
 
-def test_jitter_differs_between_seeds():
+def test_the_jitter_of_session_starts_differs_between_seeds():
     requests = load().requests
     first, second = ([r.arrival_ns for r in jitter_starts(requests, 2.0, it)] for it in (0, 1))
     assert first != second
 
 
-def test_only_weka_sessions_have_drawn_starts(tmp_path):
+def test_only_weka_sessions_have_random_starts(tmp_path):
     write_lines(tmp_path / "mooncake_conversation.jsonl.gz", [ROW])
     config = TraceConfig(kind="mooncake_conversation")
     found = load_workload(config, data_dir=str(tmp_path), seed=0)

@@ -108,7 +108,7 @@ def test_answering_or_dropping_a_request_again_is_refused():
 
 
 @pytest.mark.parametrize("mode", list(Arrivals))
-def test_every_request_is_released_once_and_its_answer_is_counted(mode):
+def test_every_request_is_released_once_and_none_is_left_unanswered(mode):
     feeder = Feeder(TREES, WorkloadConfig(arrivals=mode, concurrency=2))
     waiting, served, now_ns = feeder.initial(), [], 0
     while waiting:

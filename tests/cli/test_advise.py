@@ -1,4 +1,4 @@
-"""hicache advise: what it tries, what it chooses, and what it says."""
+"""`hicache advise`: the changes that it tries, the one that it advises, and its output."""
 
 import json
 from itertools import product
@@ -27,7 +27,7 @@ def named(arms):
     return [", ".join(each.what for each in arm if each.what != "as today") for arm in arms]
 
 
-def test_a_server_without_a_host_cache_gets_storage_only_with_one():
+def test_storage_is_tried_only_together_with_a_host_cache():
     plain = grid()
     today = tuple(each[0] for each in plain.values())
     assert named(neighbors(plain, today)) == [
@@ -37,7 +37,7 @@ def test_a_server_without_a_host_cache_gets_storage_only_with_one():
     ]
 
 
-def test_no_arm_waits_for_storage_that_is_not_there():
+def test_no_arm_waits_for_storage_without_storage_and_a_host_cache():
     plain = grid()
     arms = [arm for arm in product(*plain.values()) if is_possible(arm, plain)]
     waits = [arm for arm in arms if arm[3].what != "as today"]
@@ -45,12 +45,12 @@ def test_no_arm_waits_for_storage_that_is_not_there():
     assert all(arm[1].is_on and arm[0].is_on for arm in waits)
 
 
-def test_sglangs_host_size_is_in_gigabytes_of_each_device():
+def test_the_flag_for_sglang_gives_the_host_size_per_device_in_gigabytes():
     assert grid()["host"][1].flags == "--enable-hierarchical-cache --hicache-size 34"
     assert grid("vllm")["host"][1].flags == "--kv-offloading-size 64"
 
 
-def test_states_are_placed_by_the_options_of_the_engine():
+def test_flags_that_set_where_states_are_kept_are_those_of_the_engine():
     assert "--chunked-prefill-size 2048" in [x.flags for x in grid(kept="states")["states"]]
     assert [x.flags for x in grid("vllm", kept="windows")["states"]][1:] == [
         "--prefix-cache-retention-interval 2048",
@@ -71,7 +71,7 @@ def trial(weak, middle, gib):
         ([trial(0.2, 0.29, 64), trial(0.2, 0.30, 256)], 64),  # as good, and smaller
     ],
 )
-def test_the_best_change_is_sure_and_no_larger_than_needed(trials, chosen):
+def test_the_advised_change_has_a_sure_gain_with_the_smallest_host_cache(trials, chosen):
     best = best_of(trials, 0.02)
     assert (best and best.arm[0].host_gib) == chosen
 
@@ -83,7 +83,7 @@ def unique(tmp_path):
     return log
 
 
-def test_a_log_without_repeated_prompts_gets_no_change(tmp_path, capsys, monkeypatch):
+def test_no_change_is_advised_for_a_log_without_repeated_prompts(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(advice, "PROBE", 20)
     out = tmp_path / "out"
     server = ["model=llama3_8b", "hardware=h100", "parallel.tp=1"]
@@ -96,7 +96,7 @@ def test_a_log_without_repeated_prompts_gets_no_change(tmp_path, capsys, monkeyp
     assert "**No change is worth it.**" in (out / "advice.md").read_text()
 
 
-def test_a_cache_that_is_too_small_for_its_sessions_gets_a_host_cache(
+def test_a_host_cache_is_advised_if_repeated_prompts_exceed_the_device_cache(
     tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(advice, "PROBE", 20)

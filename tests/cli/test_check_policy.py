@@ -39,7 +39,7 @@ class Alternate:
 
 
 class Boom:
-    """Fails at the eighth call."""
+    """A policy whose eighth call of `sort_key` raises ZeroDivisionError."""
 
     def __init__(self, world):
         self._asked = 0
@@ -50,7 +50,7 @@ class Boom:
 
 
 class ByTime:
-    """Stops at some times, and names no deadline."""
+    """A prefetch policy that stops by the clock, but does not define the `deadline_ns` needed."""
 
     def may_stop(self, prefetch, now_ns):
         return prefetch.is_complete or now_ns // 1_000_000 % 20 == 0
@@ -67,7 +67,7 @@ def few_requests(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["Longest", "Alternate"])
-def test_a_good_class_passes_every_check(name, capsys):
+def test_a_correct_policy_class_passes_every_check(name, capsys):
     check_policy.main([OWN + name])
     printed = capsys.readouterr().out
     assert "two ranks made equal decisions" in printed  # a router is checked on two engines
@@ -89,7 +89,7 @@ def test_a_good_class_passes_every_check(name, capsys):
         ("", 2, f"cache.policy={OWN} "),
     ],
 )
-def test_a_class_that_fails_a_check_is_refused(name, code, told, capsys):
+def test_a_policy_class_that_fails_a_check_is_refused_with_the_reason(name, code, told, capsys):
     with pytest.raises(SystemExit) as ended:
         check_policy.main([OWN + name])
     printed = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Each rule of `hicache check-storage` is broken by an engine here."""
+"""`hicache check-storage`: for each of its rules, a storage engine that breaks it is reported."""
 
 from collections import OrderedDict
 
@@ -12,7 +12,7 @@ SHARED = OrderedDict()
 
 
 class Mine(MemoryStorage):
-    """A correct engine with the constructor of a user's class."""
+    """A correct storage engine with the constructor that a user's class must have."""
 
     def __init__(self, root, *, namespace, capacity_bytes, page_bytes):
         super().__init__(capacity_bytes=capacity_bytes, page_bytes=page_bytes)
@@ -24,7 +24,7 @@ class Shortens(Mine):
 
 
 class KeepsBuffers(Mine):
-    """Keeps a view of the caller's buffer instead of its bytes."""
+    """A faulty engine: it stores a view of the caller's buffer instead of a copy."""
 
     def write(self, keys, buffers):
         self._pages.update(zip(keys, buffers, strict=True))
@@ -73,7 +73,7 @@ class NeverDeletes(Mine):
 
 
 class OneNamespace(Mine):
-    """All stores of one class are the same store."""
+    """A faulty engine: all its instances share their pages, whatever their namespaces are."""
 
     def __init__(self, root, **more):
         super().__init__(root, **more)
@@ -91,7 +91,7 @@ class NoStats(Mine):
 
 
 class WrongInBatchesOfFour(Mine):
-    """Reads a wrong byte in the batches that the threads use."""
+    """A faulty engine: it reads a wrong byte in batches of four, as the check's threads read."""
 
     def read(self, keys, buffers):
         answer = super().read(keys, buffers)
@@ -137,7 +137,7 @@ def test_a_correct_engine_passes_every_rule(capsys):
         (NoStats, contract.a_full_store_is_no_error, "stats returned {'pages': 1}"),
     ],
 )
-def test_a_wrong_engine_breaks_a_rule(engine, rule, said, capsys):
+def test_an_engine_that_breaks_a_rule_is_reported(engine, rule, said, capsys):
     code, printed = check(capsys, f"{__name__}:{engine.__name__}")
     assert code == 1
     assert f"FAILED: {rule.__doc__}" in failures(printed)
@@ -148,7 +148,7 @@ def test_a_wrong_engine_breaks_a_rule(engine, rule, said, capsys):
     ("name", "said"),
     [("none", "there is no engine to check"), ("no_such_module:Mine", "No module named")],
 )
-def test_what_is_no_engine_is_refused_in_one_sentence(name, said, capsys):
+def test_a_name_without_a_storage_engine_is_refused_in_one_sentence(name, said, capsys):
     code, printed = check(capsys, name)
     assert code == 2 or said in str(code)
     assert printed.out == ""

@@ -1,4 +1,4 @@
-"""`hicache curve`: against replays, its table and its figure."""
+"""`hicache curve`: its hit rates against those of replays, its table and its figure."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_the_command_prints_a_table_and_draws_a_figure(
 
 
 @pytest.mark.parametrize("key", ["bigram", "drop_block"])
-def test_hits_follow_the_key_rule_of_speculation(key: str) -> None:
+def test_speculation_lowers_the_hit_rates_of_the_curve_as_it_does_in_a_replay(key: str) -> None:
     rule = ("speculation.drafts=3", f"speculation.key={key}")
     curve = curve_of(config_of(*ALONE, *rule))
     assert curve.lru(10**6) == replayed("cache.unlimited=true", *rule)
@@ -68,7 +68,7 @@ def test_hits_follow_the_key_rule_of_speculation(key: str) -> None:
         *((["--gib=" + size], "a size is 0") for size in ("nan", "inf", "-1", "1e300", "1e-300")),
     ],
 )
-def test_what_has_no_curve_is_refused(
+def test_models_workloads_and_sizes_without_a_curve_are_refused(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:

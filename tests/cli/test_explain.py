@@ -54,7 +54,7 @@ def key_of(event):
 
 
 def stored(directory, *overrides):
-    """Leave a run behind, as far as it is needed to repeat it."""
+    """Run the experiment, store what is needed to repeat it, and return `directory`."""
     config = config_of(*TIGHT, *overrides)
     result = experiment.run(config)
     begin(config, directory)
@@ -86,7 +86,7 @@ def test_a_repeated_run_gives_equal_results_from_an_equal_config(run_dir, again)
     assert as_yaml(stored_config(file)) == file.read_text()
 
 
-def test_a_run_of_a_relative_path_is_explained_from_another_directory(tmp_path, monkeypatch):
+def test_a_run_of_a_relative_trace_path_is_explained_from_another_directory(tmp_path, monkeypatch):
     record = {"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [0, 1]}
     (tmp_path / "mine.jsonl").write_text(json.dumps(record))
     (tmp_path / "elsewhere").mkdir()
@@ -101,7 +101,7 @@ def test_a_run_of_a_relative_path_is_explained_from_another_directory(tmp_path, 
     assert "answer" not in spans  # one token, which the prompt's step has computed
 
 
-def test_a_run_of_a_release_with_other_settings_is_refused(run_dir, tmp_path):
+def test_a_run_stored_by_a_release_with_other_settings_is_refused(run_dir, tmp_path):
     old = (run_dir / "config.yaml").read_text().replace("  policy: lru\n", "  eviction: lru\n")
     (tmp_path / "config.yaml").write_text(old)
     told = r"made by another release of hicache, .* 'eviction' not in .*: explain needs that"
@@ -109,7 +109,7 @@ def test_a_run_of_a_release_with_other_settings_is_refused(run_dir, tmp_path):
         stored_config(tmp_path / "config.yaml")
 
 
-def test_the_segments_of_a_wait_follow_each_other_and_add_up_to_its_causes(again):
+def test_the_segments_of_a_wait_are_contiguous_and_add_up_to_its_causes(again):
     steps = {engine: Steps(again.timeline, engine) for engine in again.timeline.turns}
     for record in again.records.values():
         if record.status is not Status.finished:
@@ -152,7 +152,7 @@ def separate(directory, *overrides):
     return rerun(run_dir)
 
 
-def test_both_engines_tell_their_part_of_a_request(tmp_path):
+def test_a_request_is_explained_on_both_its_prefill_and_its_decode_engine(tmp_path):
     again = separate(tmp_path)
     steps = {engine: Steps(again.timeline, engine) for engine in again.timeline.turns}
     for record in again.records.values():
@@ -173,7 +173,7 @@ def test_both_engines_tell_their_part_of_a_request(tmp_path):
     assert any("its KV has arrived" in line for line in told)
 
 
-def test_a_lost_transfer_is_told_as_an_attempt_that_ended(tmp_path):
+def test_a_lost_transfer_of_kv_is_explained_as_a_failed_attempt(tmp_path):
     again = separate(tmp_path, "parallel.faults.lost_rate=0.2")
     steps = {engine: Steps(again.timeline, engine) for engine in again.timeline.turns}
     told = 0
@@ -208,7 +208,7 @@ def test_a_trace_shows_a_transfer_on_the_tracks_of_both_engines(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [{"ts": None}, {"ph": "?"}, {"tid": -5}, {"dur": 1e18}])
-def test_a_damaged_trace_is_noticed(trace, damage):
+def test_check_trace_fails_on_a_damaged_trace(trace, damage):
     copy = json.loads(json.dumps(trace))
     next(each for each in copy["traceEvents"] if each.get("cat") == "prefill").update(damage)
     with pytest.raises((AssertionError, TypeError)):
@@ -229,7 +229,7 @@ def test_the_slowest_requests_or_all_requests_are_explained(again):
         lines(again, [9999], 0)
 
 
-def test_every_eviction_is_of_pages_that_the_cache_held(again):
+def test_the_evictions_that_caused_a_miss_add_up_to_its_tokens(again):
     cases = again.timeline.cases.values()
     spans = [span for case in cases for part in case.spans for span in part]
     evictions = [each for span in spans for each in span.evictions]
@@ -290,7 +290,7 @@ def test_the_command_explains_sessions_by_their_ids_and_writes_a_trace(
         ),
     ],
 )  # fmt: skip
-def test_the_prompt_of_a_request_is_told_by_where_its_tokens_were(make_record, changes, told):
+def test_the_explanation_counts_prompt_tokens_by_the_tier_they_were_in(make_record, changes, told):
     assert _size(make_record(0, prompt_len=100, **changes)) == told
 
 

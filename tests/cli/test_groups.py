@@ -59,7 +59,7 @@ def write_runs(path, *runs):
 
 @pytest.fixture
 def sweep(tmp_path):
-    """Twelve runs; timeout takes twice as long as best_effort, and rate 8 half as long as 0.5."""
+    """Twelve runs: timeout has twice the TTFT of best_effort, and rate 8 half of that of 0.5."""
     for job, (stop, rate, seed) in enumerate(product(STOPS, RATES, SEEDS)):
         ttft = (1 + seed) * (2 if stop == "timeout" else 1) * (0.5 if rate == 8.0 else 1)
         write_run(tmp_path / str(job), stop=stop, rate=rate, seed=seed, ttft=ttft)
@@ -68,7 +68,7 @@ def sweep(tmp_path):
 
 @pytest.fixture
 def printed(capsys):
-    """Runs `hicache compare` with these arguments, and returns what it prints."""
+    """Return a function that runs `hicache compare` with its arguments and returns the output."""
 
     def call(*arguments):
         compare.main([*map(str, arguments)])
@@ -97,7 +97,7 @@ def test_runs_of_a_sweep_are_grouped_by_their_settings_over_all_seeds(sweep):
     ]
 
 
-def test_groups_that_differ_only_in_the_question_are_compared_seed_by_seed(sweep):
+def test_groups_that_differ_only_in_the_compared_setting_are_paired_by_seed(sweep):
     groups = groups_of(sweep)
     assert question_key(groups) == "prefetch.stop"  # a choice, and no number
     assert answer_sets(groups) == [[groups[0], groups[2]], [groups[1], groups[3]]]
@@ -109,21 +109,21 @@ def typed(path, *overrides):
     OmegaConf.save(OmegaConf.create(list(overrides)), path / ".hydra" / "overrides.yaml")
 
 
-def test_typed_overrides_name_the_settings_if_they_explain_all_differences(tmp_path):
+def test_groups_are_named_by_typed_overrides_if_these_explain_all_differences(tmp_path):
     for job, stop in enumerate(STOPS):
         write_run(tmp_path / str(job), stop=stop, rate=8.0 + job)
         typed(tmp_path / str(job), f"arm={stop}_and_rate", "seed=0", "experiment=stops")
     assert settings_of(groups_of(tmp_path)) == [{"arm": f"{stop}_and_rate"} for stop in STOPS]
 
 
-def test_the_config_names_the_settings_if_typed_overrides_explain_too_little(tmp_path):
+def test_groups_are_named_by_the_config_if_typed_overrides_miss_a_difference(tmp_path):
     for job, rate in enumerate(RATES):
         write_run(tmp_path / str(job), rate=rate)
         typed(tmp_path / str(job), "arm=the_same")
     assert differing_keys(load_runs([tmp_path])) == ["storage.read_gbps"]
 
 
-def test_a_choice_that_one_sweep_typed_and_another_composed_is_no_difference(tmp_path):
+def test_a_choice_typed_in_one_sweep_equals_that_composed_by_another(tmp_path):
     for place, told in (("mine", "model=llama3_8b"), ("theirs", "experiment=sizes")):
         for job, stop in enumerate(STOPS):
             path = tmp_path / place / str(job)
@@ -137,7 +137,7 @@ def test_a_choice_that_one_sweep_typed_and_another_composed_is_no_difference(tmp
     assert differing_keys(runs) == ["prefetch.stop", "experiment"]
 
 
-def test_a_model_differs_by_its_name_alone(tmp_path):
+def test_two_models_are_told_apart_by_their_names_alone(tmp_path):
     runs = [
         StoredRun(path=tmp_path, config=config, summary={})
         for config in (
@@ -148,7 +148,7 @@ def test_a_model_differs_by_its_name_alone(tmp_path):
     assert differing_keys(runs) == ["model.name", "cache.host_gib"]
 
 
-def test_a_count_that_a_run_lacks_is_zero(tmp_path):
+def test_a_count_missing_from_the_summary_of_one_run_is_zero(tmp_path):
     write_runs(tmp_path, {}, {"seed": 1, "cut_count": 7})
     assert [run.summary["request/cut_count"] for run in load_runs([tmp_path])] == [0, 7]
 
@@ -176,7 +176,7 @@ RULES = {"rules": "01"}
         (OF_STOPS, [code("a"), RULES], ["prefetch.stop", "rules"], ["older", "01"]),
     ],
 )
-def test_runs_by_different_code_are_different_settings(tmp_path, runs, made_of, names, values):
+def test_runs_made_by_different_code_are_grouped_apart(tmp_path, runs, made_of, names, values):
     write_runs(tmp_path, *runs)
     for job, made in enumerate(made_of):
         write_json(tmp_path / str(job) / "provenance.json", made)
@@ -185,13 +185,13 @@ def test_runs_by_different_code_are_different_settings(tmp_path, runs, made_of, 
     assert [each[names[-1]] for each in settings if names] == values
 
 
-def test_two_results_of_one_seed_are_two_settings(tmp_path):
+def test_two_runs_of_one_seed_with_different_results_are_grouped_apart(tmp_path):
     write_runs(tmp_path, {"ttft": 1.0}, {"ttft": 2.0})
     paths = [str(tmp_path / name) for name in "01"]
     assert settings_of(groups_of(tmp_path)) == [{"run": path} for path in paths]
 
 
-def test_windows_are_one_group_and_are_compared_with_themselves(tmp_path):
+def test_windows_of_a_trace_are_one_group_and_are_compared_window_by_window(tmp_path):
     for job, (stop, window) in enumerate(product(STOPS, range(3))):
         ttft = (1 + window) * (2 if stop == "timeout" else 1)
         write_run(tmp_path / str(job), stop=stop, window=window, ttft=ttft)
@@ -211,7 +211,7 @@ def test_a_table_shows_the_metrics_of_the_experiment(sweep, printed):
     assert "token hit rate" not in heading
 
 
-def test_a_table_has_a_form_for_pages_and_two_for_programs(sweep, printed, capsys):
+def test_a_table_can_be_printed_as_markdown_csv_or_json(sweep, printed, capsys):
     lines = [" ".join(line.split()) for line in printed(sweep, "--markdown").splitlines()]
     assert lines[0].startswith("| storage.read_gbps | prefetch.stop | runs | token hit rate |")
     assert lines[2].startswith("| 0.5 | best_effort | 3 |")
@@ -238,7 +238,7 @@ def test_groups_that_differ_in_several_settings_are_compared_with_the_first(swee
     assert [base.values[name], other.values[name]] == [None, 4]
 
 
-def test_each_row_is_compared_with_the_baseline_of_its_other_settings(sweep, printed):
+def test_each_row_is_compared_with_the_baseline_that_shares_its_other_settings(sweep, printed):
     baselines = compared_groups([sweep], baseline=["prefetch.stop=timeout"])
     assert [settings_of(answers) for answers in answer_sets(baselines)] == [
         [{"prefetch.stop": stop, "storage.read_gbps": rate} for stop in reversed(STOPS)]
@@ -280,7 +280,7 @@ def test_only_runs_that_meet_every_condition_are_compared(sweep, where, count):
         ([".", "--metric", "ttft_s_mean"], f"ttft_s_mean (did you mean {TTFT}?)"),
     ],
 )
-def test_a_comparison_that_has_nothing_to_compare_is_refused(
+def test_a_comparison_without_matching_runs_or_metrics_is_refused(
     sweep, printed, monkeypatch, capsys, arguments, told
 ):
     monkeypatch.chdir(sweep)
@@ -291,7 +291,7 @@ def test_a_comparison_that_has_nothing_to_compare_is_refused(
     assert told in line
 
 
-def test_directories_without_a_finished_run_are_left_out_or_refused(sweep, tmp_path, capsys):
+def test_failed_runs_are_left_out_and_folders_without_a_run_are_refused(sweep, tmp_path, capsys):
     with pytest.raises(FileNotFoundError, match=r"no summary\.json"):
         load_runs([tmp_path.with_name("empty")])
     failed = tmp_path / "failed"
@@ -310,7 +310,7 @@ def test_a_spread_is_printed_as_a_median_and_a_range_unless_it_is_one_value():
 @pytest.mark.parametrize(
     ("value", "text"), [(0, "0"), (0.12345, "0.123"), (12.0, "12.0"), (123456.7, "123,457")]
 )
-def test_numbers_have_three_figures(value, text):
+def test_numbers_have_at_least_three_significant_digits(value, text):
     assert number(value) == text
 
 
@@ -321,7 +321,7 @@ def summed_up(path):
     return rows, json.loads((path / "sweep.json").read_text())
 
 
-def test_a_sweep_leaves_a_table_two_files_and_equal_figures(sweep, capsys):
+def test_a_sweep_prints_a_table_and_writes_csv_json_and_reproducible_figures(sweep, capsys):
     lines, described = summed_up(sweep)
     assert len(lines) == 12
     assert (lines[11]["prefetch.stop"], lines[11][TTFT]) == ("timeout", "3.0")

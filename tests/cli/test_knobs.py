@@ -22,19 +22,19 @@ ALL += [
 ]
 
 
-def test_the_page_of_settings_is_current():
+def test_the_generated_page_of_settings_is_up_to_date():
     wanted = "run: python -m hicache.cli.knobs > docs/knobs.md"
     assert PAGE.read_text(encoding="utf-8") == knobs.as_markdown(), wanted
 
 
-def test_every_setting_is_explained_in_a_sentence_that_explains_none():
+def test_every_setting_has_a_sentence_of_help_that_also_says_what_none_means():
     assert [knob.name for knob in ALL if not re.fullmatch(r"[A-Z].*\.", knob.meaning)] == []
     assert [
         each.name for each in ALL if each.default == "null" and "None " not in each.meaning
     ] == []
 
 
-def test_every_knob_is_read_somewhere():
+def test_every_knob_is_read_by_the_code():
     rooms = [path for room in ("hicache", "experiments") for path in (ROOT / room).rglob("*.py")]
     words = set(re.findall(r"[.\"]([a-z]\w*)", "\n".join(path.read_text() for path in rooms)))
     exceptions = {
@@ -46,14 +46,14 @@ def test_every_knob_is_read_somewhere():
     assert unread == exceptions
 
 
-def test_every_knob_is_listed():
+def test_every_key_of_the_config_is_a_listed_knob():
     parts = (".value", ".rate", ".size", ".source", ".status")
     keys = {key for key in known_keys() if key not in GROUPS and not key.endswith(parts)}
     keys |= {"model.source"}
     assert {knob.name for knob in ALL} == keys
 
 
-def test_a_meaning_is_the_comment_of_the_field_and_of_its_choices():
+def test_the_help_text_of_a_knob_is_the_comment_of_its_field_and_its_choices():
     found = {knob.name: knob for knob in ALL}
     assert found["parallel.tp"].meaning.startswith("Tensor-parallel size: devices per engine.")
     assert found["storage.deadline_s"].limits == "above 0"

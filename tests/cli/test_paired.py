@@ -27,7 +27,7 @@ STOPS = ("best_effort", "timeout")
 
 @pytest.fixture
 def late(make_record):
-    """Makes a request whose first token comes so many seconds later than that of the others."""
+    """Return a function that makes request `number`, whose first token comes `delay_s` s later."""
 
     def made(number, delay_s, **changes):
         record = make_record(number, **changes)
@@ -41,7 +41,7 @@ def late(make_record):
 
 @pytest.fixture
 def write_run(tmp_path, measures):
-    """Writes a run whose latencies may be compared."""
+    """Return a function that writes the directory of a run that is not overloaded by default."""
     measures |= {f"load/rho_{name}": 0.5 for name in RHOS}
 
     def write(records, *, stop, seed=0, window=0, kind="trace", counted=None, **knobs):
@@ -59,7 +59,7 @@ def write_run(tmp_path, measures):
 
 @pytest.fixture
 def two_runs(write_run, late):
-    """Writes two runs of these requests: by default nine, of which the second's are 0.5 s later."""
+    """Return a function that writes two runs, by default of 9 requests, the second 0.5 s late."""
 
     def write(*runs, **knobs):
         runs = runs or [[late(number, delay) for number in range(9)] for delay in (0, 0.5)]
@@ -71,7 +71,7 @@ def two_runs(write_run, late):
 
 @pytest.fixture
 def windows(write_run, late):
-    """Writes two runs of each window, the second with these delays [windows, sessions]."""
+    """Return a function that writes two runs per window: `delays` [windows, sessions] s apart."""
 
     def write(delays):
         for (window, row), (factor, stop) in product(enumerate(delays), enumerate(STOPS)):
@@ -92,7 +92,7 @@ def pairs(tmp_path):
 
 @pytest.fixture
 def printed(tmp_path, capsys):
-    """Runs a paired comparison with these options, and returns what it prints."""
+    """Return a function that runs `hicache compare --paired` and returns the output."""
 
     def call(*options, paths=(tmp_path,)):
         compare.main([*map(str, paths), "--paired", *options])
@@ -101,7 +101,7 @@ def printed(tmp_path, capsys):
     return call
 
 
-def test_two_runs_may_differ_in_any_number_of_settings(tmp_path, write_run, late, printed):
+def test_paired_runs_may_differ_in_any_number_of_settings(tmp_path, write_run, late, printed):
     arms = (("best_effort", 64, "fit"), ("timeout", 256, "abandon"), ("timeout", 64, "abandon"))
     for number, (stop, threshold, cut) in enumerate(arms):
         records = [late(request, number) for request in range(30)]
@@ -113,7 +113,7 @@ def test_two_runs_may_differ_in_any_number_of_settings(tmp_path, write_run, late
         assert [each["prefetch.cut"] for each in found] == ["fit", "abandon", "abandon"][:count]
 
 
-def test_metrics_of_all_requests_are_those_of_the_summary(tmp_path, two_runs, late, pairs):
+def test_baseline_metrics_over_all_pairs_are_those_of_the_summary(tmp_path, two_runs, late, pairs):
     random = np.random.default_rng(3)
     delays, lengths = random.exponential(size=99), random.integers(1, 9, size=99)
     records = [late(n, delays[n], output_len=int(lengths[n])) for n in range(99)]
@@ -138,7 +138,7 @@ def test_an_interval_is_that_of_a_paired_t_test_of_logarithms(windows, pairs):
     assert found.absolute.interval == pytest.approx(tuple(wanted))
 
 
-def test_an_effect_of_the_least_size_is_found_in_eighty_of_a_hundred_comparisons():
+def test_the_smallest_detectable_effect_is_found_in_80_percent_of_comparisons():
     random = np.random.default_rng(2)
     for num_blocks in (3, 8):
         base = np.exp(random.normal(size=(1_000, num_blocks)))
@@ -153,7 +153,7 @@ def test_an_effect_of_the_least_size_is_found_in_eighty_of_a_hundred_comparisons
         assert np.mean([each.interval[0] > 0 for each in better]) == pytest.approx(0.8, abs=0.04)
 
 
-def test_the_blocks_needed_for_five_percent_follow_from_the_spread():
+def test_the_blocks_needed_to_find_a_five_percent_effect_follow_from_the_spread():
     logs = np.tile([-0.1, 0.1], 3)
     spread = stats.norm.ppf(0.975) + stats.norm.ppf(0.8)
     seen = logs.std(ddof=1) / np.sqrt(stats.chi2.median(5) / 5)  # as often too large as too small
@@ -171,7 +171,7 @@ def test_a_table_without_an_interval_gives_the_reason(windows, printed):
 
 
 @pytest.mark.parametrize(("kind", "is_one_trace"), [("trace", True), ("chat", False)])
-def test_equal_seeds_are_paired(two_runs, late, pairs, printed, kind, is_one_trace):
+def test_runs_of_equal_seeds_are_paired(two_runs, late, pairs, printed, kind, is_one_trace):
     for seed in range(3):
         first, second = ([late(n, seed / 10 + place) for n in range(6)] for place in (0, 1))
         two_runs(first, second, seed=seed, kind=kind)
@@ -195,13 +195,13 @@ def test_requests_that_one_side_rejected_are_left_out_and_counted(
     assert "1 requests (50.0%) finished on one side only" in printed()
 
 
-def test_different_requests_are_not_paired(two_runs, late, pairs):
+def test_pairing_runs_that_served_different_requests_is_refused(two_runs, late, pairs):
     two_runs([late(0, 0)], [late(0, 0, session_id=7)])
     with pytest.raises(ValueError, match="served different requests"):
         pairs()
 
 
-def test_a_paired_comparison_has_every_form(two_runs, make_record, printed):
+def test_a_paired_table_is_printed_as_text_markdown_csv_or_json(two_runs, make_record, printed):
     two_runs()
     told = ("--metric", TTFT)
     _, row = json.loads(printed(*told, "--json"))
@@ -218,7 +218,7 @@ def test_a_paired_comparison_has_every_form(two_runs, make_record, printed):
 
 
 @pytest.mark.parametrize("busy", STOPS)
-def test_no_latency_of_overloaded_requests_is_compared(write_run, late, printed, busy):
+def test_latencies_of_an_overloaded_run_get_no_paired_difference(write_run, late, printed, busy):
     for stop, window in product(STOPS, range(8)):
         records = [late(number, stop == busy) for number in range(6)]
         load = {"load/rho_gpu": 0.95 if stop == busy else 0.5}
@@ -239,7 +239,7 @@ def test_no_latency_of_overloaded_requests_is_compared(write_run, late, printed,
 
 
 @pytest.mark.parametrize("key", ["transfer/storage_write_bytes", "jobs/completion_s_mean"])
-def test_measures_of_whole_runs_are_compared_window_by_window(write_run, late, printed, key):
+def test_a_measure_without_values_per_request_is_paired_by_window(write_run, late, printed, key):
     written = {"best_effort": range(10, 18), "timeout": range(20, 36, 2)}
     for stop, counts in written.items():
         for window, count in enumerate(counts):
@@ -260,7 +260,7 @@ def test_measures_of_whole_runs_are_compared_window_by_window(write_run, late, p
         ([], ["00"], "at least two configurations"),
     ],
 )
-def test_a_pair_without_the_metric_or_a_second_run_is_refused(
+def test_a_paired_comparison_without_the_metric_or_a_second_run_is_refused(
     tmp_path, two_runs, printed, capsys, options, names, complaint
 ):
     two_runs()

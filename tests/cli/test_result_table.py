@@ -1,4 +1,4 @@
-"""Tables of results: on terminals of any width, in pages and for programs."""
+"""Tables of results: on terminals of any width, as Markdown and as CSV."""
 
 import re
 from collections import defaultdict
@@ -39,7 +39,7 @@ def test_a_table_fits_the_terminal_and_shows_every_number(width, monkeypatch, ca
         assert lines[place + 1].split() == ["(0.12345–0.98765)"] * 2
 
 
-def test_a_piped_table_has_one_line_a_row_and_no_padding(capsys):
+def test_a_piped_table_has_one_line_per_row_and_no_padding(capsys):
     show_result(RESULT, "a title")
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line != line.rstrip()] == []
@@ -47,7 +47,7 @@ def test_a_piped_table_has_one_line_a_row_and_no_padding(capsys):
     assert line.split() == ["lru", *["0.54321", "(0.12345–0.98765)"] * 2]
 
 
-def test_text_that_looks_like_markup_is_printed_unchanged_and_escaped_in_a_page(capsys):
+def test_text_that_looks_like_markup_is_printed_unchanged_and_escaped_in_markdown(capsys):
     made = Row()
     made.add("[bold]x[/b]", "[/y]")
     show_result(ResultTable(sections=[[made]], notes=["[/z]"], num_names=1), "[/t]")
@@ -77,7 +77,7 @@ def test_headings_are_cut_between_words_and_inside_keys(text, width, lines):
     assert wrapped(text, width) == lines
 
 
-def test_a_program_gets_every_digit_numeric_columns_and_empty_fields_for_missing_values():
+def test_csv_has_every_digit_numeric_columns_and_empty_fields_for_missing_values():
     rows = [
         Row(values={"a": "x", "size": 8, "low": 1 / 3, "ratio": None}),
         Row(values={"a": "y", "size": 1, "low": None, "ratio": None}),

@@ -100,7 +100,7 @@ RUN_FILES = {
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    """Runs the command in a directory of its own, without W&B."""
+    """Return a function that runs `hicache run` without W&B and returns its CompletedProcess."""
     script = PROGRAM.format(root=str(ROOT), tests=str(ROOT / "tests"))
     asking, answering = socket.socketpair()
     forking = subprocess.Popen(
@@ -133,7 +133,7 @@ def ordinary(program):
 
 @pytest.fixture(scope="module")
 def sweep(program):
-    """Two jobs that fail, and two that do not."""
+    """The ended process of a sweep in which two jobs failed and two finished."""
     return program("-m", "storage.root=missing,null", "seed=0,1", "name=grid")
 
 
@@ -150,7 +150,7 @@ def contents_of(directory):
 
 
 def sentence_of(done):
-    """The only line that a refused command prints."""
+    """Return the only line that a command prints to stderr, and check that it was refused."""
     (told,) = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (2, "")
     return told
@@ -158,7 +158,7 @@ def sentence_of(done):
 
 @contextmanager
 def locked(directory):
-    """Locks the directory, as a run does while it is under way."""
+    """Hold the lock of a directory within the block, as a run does while it is under way."""
     holder = os.open(directory, os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)
     try:
@@ -264,7 +264,7 @@ def test_a_secret_in_a_setting_is_refused_and_written_nowhere(program, tmp_path,
     assert not out.exists() or not list(out.iterdir())
 
 
-def test_a_password_of_the_environment_is_written_nowhere(program, tmp_path):
+def test_a_password_from_the_environment_is_written_nowhere(program, tmp_path):
     root = ("storage=redis", "storage.root=redis://open:6379", f"hydra.run.dir={tmp_path / 'ok'}")
     done = program(*root, HICACHE_STORAGE_PASSWORD="s3cr3t")
     assert done.returncode == 0, done.stderr
@@ -295,7 +295,7 @@ def test_a_full_disk_is_reported_in_one_sentence_and_leaves_no_empty_file(
     assert names_in(tmp_path) == RUN_FILES
 
 
-def test_a_run_whose_output_cannot_be_printed_is_finished(program, tmp_path):
+def test_a_run_whose_output_cannot_be_printed_still_writes_all_its_files(program, tmp_path):
     with Path("/dev/full").open("w") as full:  # has no room
         done = program(f"hydra.run.dir={tmp_path}", stdout=full.fileno())
     told = done.stderr.splitlines()[0]
@@ -366,7 +366,7 @@ def test_a_run_into_the_directory_of_another_run_is_refused(program, used):
     assert contents_of(used) == before
 
 
-def test_a_run_by_other_code_is_repeated(program, used):
+def test_a_run_made_by_other_code_is_repeated(program, used):
     made_of = json.loads((used / "provenance.json").read_text())
     made_of["hicache"]["sha256"] = "0" * 64
     (used / "provenance.json").write_text(json.dumps(made_of))
@@ -376,7 +376,7 @@ def test_a_run_by_other_code_is_repeated(program, used):
     assert "already finished" in program("name=first", f"hydra.run.dir={used}").stderr
 
 
-def test_a_run_that_failed_is_repeated_with_other_settings(program, used):
+def test_a_run_with_other_settings_may_use_the_directory_of_a_failed_run(program, used):
     (used / "summary.json").rename(used / "error.txt")
     assert program("seed=1", f"hydra.run.dir={used}").returncode == 0
     assert names_in(used) == RUN_FILES
@@ -432,7 +432,7 @@ def test_a_sweep_can_be_extended_in_its_directory(program, tmp_path):
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"0", "1_seed=1"}
 
 
-def test_a_job_that_another_process_is_running_is_left_to_it(program, tmp_path):
+def test_a_job_that_another_process_is_running_is_reported_and_not_run_again(program, tmp_path):
     told = ("-m", "seed=0,1", f"hydra.sweep.dir={tmp_path}")
     program(*told)
     job = tmp_path / "0_seed=0"
@@ -456,7 +456,7 @@ def test_a_sweep_into_the_directory_of_another_sweep_is_refused(program, sweep, 
 
 
 def wandb_run(out_dir):
-    """What W&B recorded of the one run below `out_dir`, and the names of the files it keeps."""
+    """Return W&B's record of the only run below `out_dir`, and the names of the files it keeps."""
     (log,) = out_dir.glob("wandb/offline-run-*/run-*.wandb")
     wandb = Path(sys.executable).with_name("wandb")
     found = subprocess.run(

@@ -26,7 +26,7 @@ def cell(size, hit_rate, share=None, ttft_s=1.0):
 
 
 def searched(sizes, shares, rate_of, **options):
-    """The best cell of each size, and the places that the search has measured."""
+    """Run the search; return the best cell of each size, and the (size, share) pairs measured."""
     measured = []
 
     def measure(places):
@@ -53,7 +53,7 @@ def test_the_search_measures_few_cells_and_finds_the_knee():
         assert len(measured) == len(set(measured)) < len(every) / 2
 
 
-def test_sizes_far_from_the_knee_are_left_out():
+def test_sizes_far_from_the_knee_are_not_simulated():
     sizes = [float(2**n) for n in range(20)]
     rates = {size: min(size, 1000.0) / 2000 for size in sizes}
     for guess, most in ((10, 4), (9, 4), (11, 8), (1, 8), (19, 8)):  # the knee is 1024
@@ -65,7 +65,7 @@ def test_sizes_far_from_the_knee_are_left_out():
 @pytest.mark.parametrize(
     ("full", "aux", "moved"), [(True, False, {0.1}), (False, True, {0.3}), (False, False, set())]
 )
-def test_a_kind_that_the_host_never_evicts_gets_no_larger_share(full, aux, moved):
+def test_a_layer_kind_that_the_host_never_evicts_gets_no_larger_share(full, aux, moved):
     measured = []
 
     def measure(places):
@@ -78,7 +78,7 @@ def test_a_kind_that_the_host_never_evicts_gets_no_larger_share(full, aux, moved
 
 
 @pytest.mark.parametrize(("every_cell", "share"), [(False, 0.4), (True, 0.1)])
-def test_an_empty_host_is_simulated_once(every_cell, share):
+def test_a_host_of_size_zero_is_simulated_once_for_all_shares(every_cell, share):
     shares = [0.1, 0.2, 0.4]  # all hit alike
     cells, measured = searched([0.0, 1.0], shares, lambda size, _: size, every_cell=every_cell)
     assert measured.count((0.0, None)) == 1
@@ -88,12 +88,12 @@ def test_an_empty_host_is_simulated_once(every_cell, share):
 @pytest.mark.parametrize(
     ("rates", "knee"), [([0.1, 0.5, 0.59, 0.6], 4.0), ([0.1, 0.2, 0.3, 0.4], 8.0), ([0.3] * 4, 1.0)]
 )
-def test_the_knee_has_95_percent_of_the_gain(rates, knee):
+def test_the_knee_is_the_smallest_size_with_95_percent_of_the_gain(rates, knee):
     cells = [cell(size, rate) for size, rate in zip((1.0, 2.0, 4.0, 8.0), rates, strict=True)]
     assert knee_of(cells).host_gib == knee
 
 
-def test_a_model_with_states_gets_a_share_for_each_size(capsys):
+def test_the_host_share_for_states_is_chosen_for_each_size(capsys):
     main([*SMALL, "model=qwen3_next_80b", "--gib=0,16,64", "--shares=.1,.4", "--all", "--json"])
     cells = json.loads(capsys.readouterr().out)
     assert [each["host_gib"] for each in cells] == [0, 16, 64]
@@ -111,7 +111,7 @@ def test_a_model_with_states_gets_a_share_for_each_size(capsys):
         ("qwen3_next_80b", "shared", None),
     ],
 )
-def test_a_share_is_searched_where_the_host_is_divided(model, pools, kind):
+def test_a_share_is_searched_only_if_the_host_is_divided_by_layer_kind(model, pools, kind):
     assert shared_kind(config_of(f"model={model}", f"cache.pools={pools}")) == kind
 
 
@@ -147,7 +147,7 @@ def test_the_table_shows_what_speculation_costs_at_each_size(capsys):
     assert all(each in shown for each in ("dropped tokens", "1,234,567", "draft cold", "2.53"))
 
 
-def test_each_size_tells_how_long_jobs_took(capsys):
+def test_the_result_of_each_size_has_the_completion_times_of_jobs(capsys):
     main([*SMALL, "workload.jobs=true", "model=llama3_8b", "--gib=8", "--json"])
     cells = json.loads(capsys.readouterr().out)
     result = experiment.run(

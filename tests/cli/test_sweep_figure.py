@@ -14,7 +14,7 @@ METRICS = ["request/ttft_s_mean", "prefetch/a_metric_with_a_name_longer_than_its
 
 
 def group(settings, *values, rho=0.5):
-    """One run a value; the settings stand in the summary too, so that no two groups are alike."""
+    """Return a group of one run per value; groups differ in summaries, which hold `settings`."""
     own = {f"own/{value}": 1 for value in settings.values()}
     runs = tuple(
         StoredRun(
@@ -45,7 +45,7 @@ def names_on(axes):
 
 
 def hollow_points(axes):
-    """The places of points whose inside is white."""
+    """The (x, y) data coordinates of the points that are filled with white."""
     lines = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
     return [tuple(point) for line in lines for point in np.transpose(line.get_data())]
 

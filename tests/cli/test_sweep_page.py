@@ -24,7 +24,7 @@ METRICS = ("cache/token_hit_rate", "request/ttft_s_mean")
 
 
 def write_run(path, measures, *, slower=1.0, seed=0, rho=0.5, overrides=(), **settings):
-    """A run of 40 requests whose TTFTs depend on the seed and are `slower` times as long."""
+    """Write a run of 40 requests; their TTFTs are drawn from the seed, times `slower`."""
     path.mkdir(parents=True)
     draw = np.random.default_rng(seed)
     records = [
@@ -109,7 +109,7 @@ def test_without_intervals_no_arm_is_recommended(tmp_path, measures):
     assert "Recommendation by mean TTFT: none, as there are no intervals." in page_of(tmp_path)
 
 
-def test_with_few_seeds_the_page_gives_medians_and_what_is_missing(tmp_path, measures):
+def test_with_two_seeds_the_page_gives_medians_and_the_number_of_seeds_needed(tmp_path, measures):
     write_arms(tmp_path, measures, seeds=2, lru=1.0, slru=1.1)
     page = page_of(tmp_path)
     assert re.search(
@@ -119,7 +119,7 @@ def test_with_few_seeds_the_page_gives_medians_and_what_is_missing(tmp_path, mea
     assert "at least 3 are needed" in page
 
 
-def test_the_page_has_the_verdict_once(tmp_path, measures):
+def test_the_page_shows_the_verdict_once(tmp_path, measures):
     write_arms(tmp_path, measures, seeds=3, lru=1.0, slru=1.1)
     (found, *_) = objections([json.loads((tmp_path / "0_lru" / "summary.json").read_text())])
     assert page_of(tmp_path).count(found.sentence) == 1
@@ -161,7 +161,7 @@ def test_report_of_a_sweep_links_its_runs(tmp_path, measures, capsys):
 
 @pytest.mark.parametrize("file", ["metrics.jsonl", "summary.json"])
 @pytest.mark.parametrize("text", ["5", "{}", "[" * 100_000, '{"time_s": "x"}', '{"time_s": NaN}'])
-def test_a_page_of_damaged_files_is_refused_by_name(file, text, tmp_path, measures, capsys):
+def test_a_damaged_file_of_a_sweep_is_refused_by_its_path(file, text, tmp_path, measures, capsys):
     write_arms(tmp_path, measures, seeds=1, lru=1.0)
     (tmp_path / "0_lru" / file).write_text(text)
     with pytest.raises(SystemExit, match="2"):
@@ -170,14 +170,14 @@ def test_a_page_of_damaged_files_is_refused_by_name(file, text, tmp_path, measur
     assert told.startswith(str(tmp_path / "0_lru" / file))
 
 
-def test_a_run_without_reasons_shows_the_command_that_records_them(tmp_path, measures):
+def test_a_report_without_reasons_of_misses_gives_the_command_to_record_them(tmp_path, measures):
     write_run(tmp_path / "0", measures, overrides=["seed=0", "workload.limit=3"])
     report.main([str(tmp_path / "0")])
     page = (tmp_path / "0" / "report.html").read_text()
     assert "<code>hicache run seed=0 workload.limit=3 engine.explain=true</code>" in page
 
 
-def test_arms_that_differ_in_counters_only_are_identical(tmp_path, measures):
+def test_arms_that_differ_only_in_declined_prefetches_are_called_identical(tmp_path, measures):
     write_arms(tmp_path, measures, seeds=1, lru=1.0, slru=1.0)
     file = tmp_path / "1_slru" / "summary.json"
     write_json(file, json.loads(file.read_text()) | {"prefetch/declined_count": 7})
@@ -195,7 +195,7 @@ def test_arms_that_differ_in_counters_only_are_identical(tmp_path, measures):
         ({"declined_no_host": 64, "started": 1}, None),
     ],
 )
-def test_a_storage_tier_that_no_request_can_read_is_inert(counts, name):
+def test_a_storage_tier_that_no_request_can_read_is_called_inert(counts, name):
     summary = {"prefetch/declined_count": 9, "prefetch/started_count": counts.pop("started", 0)}
     summary |= {f"prefetch/{key}_tokens": tokens for key, tokens in counts.items()}
     assert [each.name for each in objections([summary])] == ([name] if name else [])
@@ -240,7 +240,7 @@ addEventListener("message", ({data}) => document.body.append(JSON.stringify(data
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
-def test_a_browser_shows_both_pages_at_both_widths_and_hides_an_arm(tmp_path, measures):
+def test_a_browser_shows_sweep_and_run_reports_at_two_widths_and_hides_an_arm(tmp_path, measures):
     runs = tmp_path / "sweep"
     write_arms(runs, measures, seeds=3, lru=1.0, slru=1.1, a_policy_with_a_rather_long_name=1.2)
     report.main([str(runs / "0_lru")])
@@ -274,7 +274,7 @@ def test_a_browser_shows_both_pages_at_both_widths_and_hides_an_arm(tmp_path, me
 
 
 def dump(page: Path, home: Path) -> str:
-    """What stands in the page once its scripts have run."""
+    """Return the HTML of the page after a browser has run its scripts."""
     told = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
     told += [f"--user-data-dir={home / 'profile'}", "--virtual-time-budget=5000", "--dump-dom"]
     done = subprocess.run(

@@ -20,7 +20,7 @@ def widths(text: str) -> list[tuple[int, float]]:
     return [(int(seeds), float(width)) for seeds, width in told]
 
 
-def test_seeds_are_added_until_the_interval_is_narrow(
+def test_seeds_are_added_until_the_interval_of_the_metric_is_narrow(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     metric = "request/ttft_s_mean"
@@ -46,7 +46,7 @@ def test_seeds_are_added_until_the_interval_is_narrow(
         (["--until", "0.1", "seed=0,1"], "leave out seed"),
     ],
 )
-def test_a_wrong_use_is_refused_in_one_sentence(
+def test_arguments_that_until_cannot_use_are_refused(
     words: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as refused:

@@ -32,7 +32,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def theirs(made, tmp_path, monkeypatch):
-    """A run of another author, in whose folder the user works."""
+    """The directory of another author's run, which is also the working directory."""
     for file in made.iterdir():
         (tmp_path / file.name).write_text(file.read_text())
     (tmp_path / "theirs.py").write_text(AUTHORS)
@@ -85,7 +85,7 @@ def test_a_command_that_reads_a_run_imports_nothing_from_its_folder(theirs, comm
     assert not (theirs / "RAN").exists()
 
 
-def test_references_in_a_stored_run_are_not_resolved(theirs, monkeypatch):
+def test_references_to_the_environment_in_a_stored_run_are_not_resolved(theirs, monkeypatch):
     monkeypatch.setenv("A_SECRET", "do not tell")
     change(theirs, "name: adhoc\n", "name: ${oc.env:A_SECRET}\n")
     with pytest.raises(ValueError, match=r"config\.yaml: name holds a reference") as refused:
@@ -108,13 +108,13 @@ def test_yaml_that_no_run_writes_is_refused(tmp_path, text):
     assert ("(no run writes the alias" in str(refused.value)) == ("&a0" in text)
 
 
-def test_a_repeated_run_contacts_no_server_that_it_names(theirs):
+def test_a_repeated_run_contacts_no_server_that_its_config_names(theirs):
     change(theirs, "storage:\n  kind: memory\n", "storage:\n  kind: redis\n")
     change(theirs, "  root: null\n", "  root: redis://127.0.0.1:1\n")
     assert rerun(theirs).records
 
 
-def test_the_grid_of_a_stored_sweep_is_bounded():
+def test_a_stored_sweep_of_too_many_jobs_is_refused():
     with pytest.raises(ValueError, match=f"at most {MOST_JOBS:,} jobs"):
         jobs_of(choices_of(["seed=range(0,1000000000)"]))
 
@@ -128,7 +128,7 @@ def test_the_grid_of_a_stored_sweep_is_bounded():
         (["--help"], "explain the slowest requests of a run", 0),
     ],
 )
-def test_the_command_answers_without_a_run(words, told, code, tmp_path, monkeypatch, capsys):
+def test_help_version_and_typos_need_no_run(words, told, code, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # no checkout, so there is no `hicache diff`
     monkeypatch.setattr(sys, "argv", ["hicache", *words])
     with pytest.raises(SystemExit) as ended:

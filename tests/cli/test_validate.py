@@ -23,7 +23,7 @@ def run_dir(tmp_path_factory):
 
 @pytest.fixture
 def log_of_server(run_dir, tmp_path):
-    """Writes the log of a server that is slower than the run; returns the log and the errors."""
+    """Return a function that writes a server's log and returns its path and a table of errors."""
 
     def write(*, slower=1.0, later_s=0.0, has_hits=True):
         lines = []
@@ -56,7 +56,7 @@ def test_errors_are_relative_to_the_measured_values(run_dir, log_of_server, caps
     assert "ttft of each request" in capsys.readouterr().out
 
 
-def test_calibrate_writes_a_machine_file_that_a_run_takes(log_of_server, capsys, tmp_path):
+def test_calibrate_writes_a_machine_file_that_a_run_can_use(log_of_server, capsys, tmp_path):
     file, _ = log_of_server(later_s=0.125)
     machine = tmp_path / "mine.yaml"
     own = "hardware.pcie_bandwidth.value=40e9"
@@ -93,7 +93,7 @@ def test_calibrate_refuses_a_log_that_does_not_fit(setting, told, log_of_server,
         (None, "does not exist"),
     ],
 )
-def test_a_machine_file_sets_a_machine_and_nothing_else(text, told, tmp_path):
+def test_a_machine_file_with_other_settings_or_an_unknown_base_is_refused(text, told, tmp_path):
     path = tmp_path / "mine.yaml"
     if text is not None:
         path.write_text(text)
@@ -144,5 +144,5 @@ def test_requests_of_a_log_are_numbered_as_they_arrive(tmp_path):
     assert (list(found.index), list(found.arrival_ns / 1e9)) == ([0, 1, 2], [2, 5, 9])
 
 
-def test_a_run_that_was_not_explained_has_no_columns_of_reasons(run_dir):
+def test_a_run_without_engine_explain_has_no_columns_of_miss_reasons(run_dir):
     assert not [name for name in read_requests(run_dir) if "computed_for" in name]

@@ -25,7 +25,7 @@ def model_of(name: str) -> ModelConfig:
 
 
 def bytes_of(model: ModelConfig, num_tokens: int) -> dict[str, float]:
-    """The bytes that a model caches for a sequence, by layer kind and by additional data."""
+    """Return the bytes cached for a sequence of `num_tokens`, by layer kind and by model part."""
     lens = {part.name: part.window_len for part in model.parts if part.window_len}
 
     def held(place: str) -> int:
@@ -53,14 +53,14 @@ def test_a_sequence_takes_the_bytes_of_the_catalog(name):
     assert [*totals, totals[-1] - held[-1].get("mamba", 0)] == CATALOG[name]
 
 
-def test_the_state_of_a_compressor_is_cached():
+def test_the_state_of_a_kv_compressor_counts_as_cached_bytes():
     held = bytes_of(model_of("deepseek-v4-flash"), 1024)
     assert held["compressor"] == 21 * 4 * 2 * (512 + 128) * 4  # 21 layers, fp32
     assert held["c4"] == 21 * 1024 // 4 * 512 * 2
     assert held["c128"] == 20 * 1024 // 128 * 512 * 2
 
 
-def test_every_entry_names_its_source():
+def test_every_model_of_the_catalog_names_its_source():
     assert len(CATALOG) == 57
     assert CATALOG.keys() == ENTRIES.keys()
     assert all(entry["source"] for entry in ENTRIES.values())

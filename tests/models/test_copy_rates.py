@@ -27,7 +27,7 @@ KERNEL, ENGINE = CopyPath.kernel, CopyPath.copy_engine
         (1, 10**6, ENGINE, True, 50e9),
     ],
 )
-def test_the_pcie_rate_depends_on_path_piece_programs_and_direction(
+def test_the_pcie_rate_depends_on_path_piece_size_programs_and_direction(
     link_programs, piece_bytes, path, to_device, rate
 ):
     machine = HardwareConfig(

@@ -49,7 +49,7 @@ LLAMA = COSTS["llama3_8b"]
 
 
 def plain(*, tile_tokens: int = 1, **rates: float) -> HardwareConfig:
-    """A machine on which only the named operations take time."""
+    """Return a machine on which only the operations named in `rates` take time."""
     flat = {name: rates.get(name, 1e30) for name in HardwareConfig.__dataclass_fields__}
     fields: dict[str, Any] = {"name": "plain", "num_devices": 4}
     for name, field in HardwareConfig.__dataclass_fields__.items():
@@ -65,7 +65,7 @@ def plain(*, tile_tokens: int = 1, **rates: float) -> HardwareConfig:
 
 
 def small(**fields: Any) -> ModelConfig:
-    """A model of four layers of full attention, with a million dense parameters."""
+    """Return a model of four layers of full attention, with a million dense parameters."""
     shape: dict[str, Any] = {
         "name": "small",
         "pattern": "F",
@@ -92,7 +92,7 @@ def step_ns(
     saved_states: int = 0,
     **machine: float,
 ) -> int:
-    """The duration of a step of `shape` on a machine that is `plain` but for some operations."""
+    """Return the duration in ns of a step of `shape` on the machine `plain(**machine)`."""
     cost = CostModel(shape or small(), plain(**machine), tp=tp)
     return cost.forward_ns(extends, contexts(*lens), saved_states=saved_states).total_ns
 
@@ -100,7 +100,7 @@ def step_ns(
 def step_ends(
     cost: CostModel, lens: Sequence[int], num_steps: int, *, now_ns: int = 0, looks: int = 1
 ) -> list[int]:
-    """The ends of decode steps, priced in `looks` calls that each reach further in time."""
+    """Return the ends in ns of decode steps, priced in `looks` calls that each reach further."""
     more = cost.decode_ends_ns(lens, num_steps, now_ns)
     ends = StepEnds(next(more), more)
     first_ns = ends.known[0]
@@ -247,12 +247,12 @@ TERMS: dict[str, tuple[float, list[tuple[int, int]], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("term", TERMS)
-def test_a_term_of_a_step_costs_its_closed_form(term):
+def test_each_term_of_a_step_takes_the_time_of_its_closed_form(term):
     expected, extends, options = TERMS[term]
     assert step_ns(*extends, **options) == pytest.approx(round(expected), rel=1e-6)
 
 
-def test_experts_that_no_token_chose_are_not_read():
+def test_weights_of_experts_that_no_token_chose_are_not_read():
     shape = small(**EXPERTS | {"num_experts": 100}, expert_width=512)
     assert step_ns(lens=[9], shape=shape, weight_bandwidth=1e9) < 9 * 4 * 2 * 1000 * 2
     assert step_ns(lens=[9, 9], shape=shape, weight_bandwidth=1e9) > 4 * 2 * 1000 * 2
@@ -281,7 +281,7 @@ def test_experts_are_computed_at_the_rate_of_their_format_and_width(rate, fields
 
 
 @pytest.mark.parametrize(("tp", "ep"), [(1, 1), (4, 1), (4, 2), (4, 4)])
-def test_slices_of_experts_are_slower_and_expert_parallelism_has_a_busiest_group(tp, ep):
+def test_tp_slices_of_experts_are_slower_and_ep_waits_for_its_busiest_group(tp, ep):
     slices = RateTable(size=[200, 800], rate=[1e9, 4e9])
     machine = replace(plain(moe_wide=1e9), moe_slice=slices)
     cost = CostModel(SPARSE, machine, tp=tp, ep=ep)
@@ -290,7 +290,7 @@ def test_slices_of_experts_are_slower_and_expert_parallelism_has_a_busiest_group
     )
 
 
-def test_padded_chunks_attend_to_earlier_tokens_as_long_as_the_longest_chunk():
+def test_padded_chunks_pay_for_earlier_tokens_with_the_length_of_the_longest_chunk():
     shape, machine = small(num_query_heads=1, head_dim=64), plain(attention_d64=1e9)
 
     def more_ns(*extends: tuple[int, int]) -> int:
@@ -306,7 +306,7 @@ def test_padded_chunks_attend_to_earlier_tokens_as_long_as_the_longest_chunk():
 
 
 @pytest.mark.parametrize(("head_dim", "table"), [(64, "attention_d64"), (65, "attention_d128")])
-def test_the_rate_of_attention_is_that_of_the_prompts_with_most_pairs(head_dim, table):
+def test_the_rate_of_attention_is_that_of_the_mean_length_weighted_by_pairs(head_dim, table):
     rising = RateTable(size=[1, 1000], rate=[1e9, 1000e9])  # a gigaflop for every token
     machine = replace(plain(), **{table: rising})
     cost = CostModel(small(head_dim=head_dim), machine, tp=1)
@@ -322,7 +322,7 @@ def test_the_rate_of_attention_is_that_of_the_prompts_with_most_pairs(head_dim, 
 
 
 @pytest.mark.parametrize("copying_s", [0.0, 1e-4])
-def test_a_step_is_slowed_only_as_long_as_copies_take(copying_s):
+def test_copies_slow_a_step_only_while_they_last(copying_s):
     alone = LLAMA.forward_ns([(0, 512)], contexts(100))
     beside = LLAMA.forward_ns([(0, 512)], contexts(100), slowdown=1.25, copying_s=copying_s)
     # beside copies the step computes 1 / 1.25 of what it computes alone
@@ -334,7 +334,7 @@ def test_a_step_is_slowed_only_as_long_as_copies_take(copying_s):
 @pytest.mark.parametrize("slowdown", [1.0, 2.0])
 @pytest.mark.parametrize("rate", [1e8, 4e8, 1e9, 1e10])
 @pytest.mark.parametrize("loaded", ["all", "none", 0, 1, 2, 3, 4])
-def test_a_layer_waits_for_its_own_load_and_those_before(loaded, rate, slowdown):
+def test_a_layer_waits_for_its_own_load_and_those_of_layers_before(loaded, rate, slowdown):
     kinds = {"num_full_layers": 2, "num_swa_layers": 1, "num_mamba_layers": 2, "window_len": 64}
     shape = small(**STATES | kinds | {"pattern": "F M S D F", "num_layers": 5})
     machine = plain(
@@ -385,7 +385,7 @@ def test_the_bytes_of_layers_add_up_to_what_is_copied_to_all_devices(name):
     num_steps=st.integers(1, 60),
     looks=st.integers(1, 5),
 )
-def test_steps_priced_together_equal_steps_priced_alone(name, lens, num_steps, looks):
+def test_decode_steps_priced_together_end_like_steps_priced_alone(name, lens, num_steps, looks):
     cost = COSTS[name]
     together = step_ends(cost, lens, num_steps, now_ns=5, looks=looks)
     alone = [
@@ -413,7 +413,7 @@ def test_steps_priced_together_equal_steps_priced_alone(name, lens, num_steps, l
     ],
     ids=["h200", "jump"],
 )
-def test_steps_priced_together_cross_a_point_of_the_bandwidth_table(cost, first):
+def test_steps_priced_together_are_exact_across_a_point_of_the_bandwidth_table(cost, first):
     for looks in (1, 3):
         together = step_ends(cost, [first], 40, looks=looks)
         alone = [cost.forward_ns([], contexts(first + step)).total_ns for step in range(40)]
@@ -421,7 +421,7 @@ def test_steps_priced_together_cross_a_point_of_the_bandwidth_table(cost, first)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_longer_cached_prefix_never_costs_more(name):
+def test_a_longer_cached_prefix_never_makes_a_prefill_slower(name):
     seconds = [COSTS[name].prefill_s(cached, 8000) for cached in range(0, 8000, 400)]
     assert seconds == sorted(seconds, reverse=True)
 
@@ -433,7 +433,7 @@ def test_a_longer_cached_prefix_never_costs_more(name):
         ({}, [(100, 8292), (8292, 10_000)]),
     ],
 )
-def test_a_prefill_is_the_sum_of_its_chunks(options, chunks):
+def test_the_time_of_a_prefill_is_the_sum_of_its_chunks(options, chunks):
     wanted = sum(LLAMA.forward_ns([chunk], NO_CONTEXT).total_ns for chunk in chunks)
     found_s = LLAMA.prefill_s(100, chunks[-1][1], **options)
     assert found_s == pytest.approx(wanted * 1e-9, rel=1e-12)
@@ -504,7 +504,7 @@ def test_a_rate_is_linear_between_points_and_constant_outside(size):
     assert Rates(table, "some").at(size) == min(60.0, max(10.0, wanted))
 
 
-def test_decoding_replays_a_graph_whose_kernels_start_sooner_and_prompts_do_not():
+def test_kernels_start_sooner_in_the_graph_of_a_decode_step_than_in_a_prefill():
     kernels = {"kernel_s": 4e-6}
     graph = {**kernels, "graph_kernel_s": 1e-6}
     layers = small().num_layers * LAYER_KERNELS
@@ -513,7 +513,7 @@ def test_decoding_replays_a_graph_whose_kernels_start_sooner_and_prompts_do_not(
     assert step_ns((0, 9), lens=[9], **graph) == layers * 4000
 
 
-def test_in_a_graph_the_experts_of_one_token_take_the_time_to_read_them():
+def test_in_a_graph_the_experts_of_one_token_take_the_time_to_read_their_weights():
     slow = {"moe_wide": 1e12, "weight_bandwidth": 1e12, "kernel_s": 4e-6}
     shape = small(num_moe_layers=4, num_experts=8, experts_per_token=1, expert_params=10**7,
                   expert_width=768, dense_params=0)  # fmt: skip
@@ -532,14 +532,14 @@ def test_in_a_graph_the_experts_of_one_token_take_the_time_to_read_them():
 
 
 @pytest.mark.parametrize(("is_asynchronous", "wanted"), [(False, 50_000), (True, 31_000)])
-def test_the_processor_works_beside_the_device_if_steps_are_asynchronous(is_asynchronous, wanted):
+def test_cpu_work_overlaps_with_the_device_if_steps_are_asynchronous(is_asynchronous, wanted):
     rates = {"step_s": 1e-6, "kernel_s": 0.475e-6, "request_s": 10e-6}
     cost = CostModel(small(), plain(**rates), tp=1, is_asynchronous=is_asynchronous)
     assert cost.forward_ns([], contexts(9, 9, 9)).total_ns == wanted
     assert step_ends(cost, [9, 9, 9], 2) == [wanted, 2 * wanted]
 
 
-def test_the_factor_of_prefill_leaves_constants_and_decodes():
+def test_the_prefill_factor_scales_neither_constants_nor_decode_steps():
     rates = {"step_s": 1e-3, "gemm_bf16": 1e12}
     once, twice = (step_ns((0, 1000), prefill_factor=f, **rates) for f in (1.0, 2.0))
     assert twice - once == once - 1_000_000

@@ -49,7 +49,7 @@ STEP: dict[str, Any] = {  # Step-3.5's fields
 
 
 def derived(name: str, **changes: Any) -> ModelConfig:
-    """The shape of a published text, with some of its entries changed; `...` takes one out."""
+    """Return the shape of a published config.json with `changes`; a value `...` removes a field."""
     known = LLAMA if name == "llama" else TEXTS.get(name) or ENTRIES[name]["config"]
     text: dict[str, Any] = json.loads(json.dumps(known))
     inner = text.get("text_config", text)
@@ -105,7 +105,7 @@ def test_parameters_layers_and_bytes_are_those_of_the_card(
     assert shape.mamba_slot_bytes / MIB == pytest.approx(state_mib, abs=0.05)
 
 
-def test_the_table_of_cards_has_every_text():
+def test_the_table_of_model_cards_has_every_config_text():
     assert {card[0] for card in CARDS} == TEXTS.keys()
 
 
@@ -126,7 +126,7 @@ def test_the_table_of_cards_has_every_text():
         ("cohere-command-a-plus-05-2026", 218.3),
     ],
 )
-def test_the_parameters_are_those_of_the_classes(name, billions):
+def test_parameter_counts_are_those_of_the_classes_of_transformers(name, billions):
     assert round(derived(name).num_params / 1e9, 1) == billions
 
 
@@ -161,7 +161,7 @@ def full_and_window(shape: ModelConfig) -> tuple[int, int]:
     return shape.num_full_layers, shape.num_swa_layers
 
 
-def test_llama_4_keeps_the_chunk_of_the_last_token():
+def test_llama_4_caches_only_the_attention_chunk_of_the_last_token():
     shape = derived(SCOUT)
     assert shape.window_restarts
     held = [bytes_of(shape, num_tokens)["swa"] for num_tokens in (8191, 8192, 8193, 131_072)]
@@ -171,7 +171,7 @@ def test_llama_4_keeps_the_chunk_of_the_last_token():
     assert derived(SCOUT, moe_layers=[3, 7]).num_moe_layers == 2
 
 
-def test_layers_choose_tokens_or_reuse_a_choice_or_see_all():
+def test_layers_choose_their_tokens_reuse_a_choice_or_attend_to_all():
     glm, minimax = derived("glm-5.3"), derived("minimax-m3")
     assert glm.layer_words[2:8] == ("FtI", "Ft", "Ft", "Ft", "FtI", "Ft")
     assert minimax.layer_words[2:5] == ("F", "FtI", "FtI")
@@ -179,7 +179,7 @@ def test_layers_choose_tokens_or_reuse_a_choice_or_see_all():
     assert [part.query_heads for part in (*glm.parts, *minimax.parts)] == [32, 4]
 
 
-def test_compressed_layers_have_the_ratios_or_types_of_the_file():
+def test_compressed_layers_follow_the_ratios_or_types_of_config_json():
     flash = derived("deepseek-v4-flash")
     assert flash.layer_words[:5] == ("S", "S", "SC", "SH", "SC")
     named = {0: "sliding_attention", 4: "compressed_sparse_attention"}
@@ -287,7 +287,7 @@ def test_an_element_of_kv_takes_the_bytes_of_its_format(values, share):
         ("kv_cache_quant_config", {"*k_proj": {}}),
     ],
 )
-def test_another_format_of_kv_is_refused_unless_its_bytes_are_given(name, value):
+def test_an_unknown_format_of_kv_is_refused_unless_its_bytes_are_given(name, value):
     text = LLAMA | quantized(**{name: value})
     with pytest.raises(
         ValueError, match=rf"quantization_config\.{name} may be FP8.*kv_dtype_bytes"
@@ -297,7 +297,7 @@ def test_another_format_of_kv_is_refused_unless_its_bytes_are_given(name, value)
 
 
 @pytest.mark.parametrize("outer", ["minimax_m3_vl", "llava", "qwen3_vl"])
-def test_the_outer_type_decides_where_the_text_model_has_none(outer):
+def test_the_outer_model_type_is_used_if_the_text_config_has_none(outer):
     inner = {key: value for key, value in LLAMA.items() if key != "model_type"}
     shape = derive_model({"model_type": outer, "text_config": inner}, {})
     assert shape.full_token_bytes == LLAMA_BYTES
@@ -355,7 +355,7 @@ def test_an_invalid_config_json_is_refused(name, changes, told):
         derived(name, **changes)
 
 
-def test_given_values_replace_those_of_the_file():
+def test_settings_of_the_user_replace_values_of_config_json():
     text = TEXTS["deepseek-ai/DeepSeek-V3"]
     plain = derive_model(text, {})
     small = derive_model(text, {"kv_dtype_bytes": 1, "dense_param_bytes": 2.0, "default_tp": 8})
@@ -391,7 +391,7 @@ def test_layers_that_share_an_indexer_keep_no_index_keys(changes):
     assert of_a_token[:4].tolist() == [32 * 2 * (576 + 128)] * 3 + [32 * 2 * 576]
 
 
-def test_null_means_the_same_as_a_missing_field():
+def test_a_null_field_means_the_same_as_a_missing_one():
     assert derived(QWEN, quantization_config=None, sliding_window=None) == derived(QWEN)
 
 
@@ -413,7 +413,7 @@ def test_layers_listed_as_dense_have_no_experts():
     assert dense.dense_params - plain.dense_params == 2 * (mlp - router)
 
 
-def test_a_derived_share_is_never_rounded_to_zero():
+def test_a_derived_memory_share_of_states_is_never_rounded_to_zero():
     # the sizes of LFM2-8B-A1B, whose states are tiny beside its KV
     layers = ["conv", "conv", *["full_attention", "conv", "conv", "conv"] * 5]
     layers += ["full_attention", "conv"]
@@ -442,7 +442,7 @@ def test_describe_gives_layers_bytes_and_parameters():
 
 
 def folder_of(root: Path, name: str, quantization: object = None) -> Path:
-    """A folder `Model` with a published config.json, and perhaps a quantization beside it."""
+    """Write a folder `Model` with a published config.json and any quantization; return its path."""
     folder = root / "Model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(TEXTS[name]))
@@ -451,7 +451,7 @@ def folder_of(root: Path, name: str, quantization: object = None) -> Path:
     return folder
 
 
-def test_the_command_line_takes_a_folder(tmp_path):
+def test_model_from_hf_accepts_a_folder(tmp_path):
     folder = folder_of(tmp_path, QWEN)
     found = config_of(f"model.from_hf={folder}", "model.kv_dtype_bytes=1").model
     assert found.name == "Model"
@@ -463,7 +463,7 @@ def test_the_command_line_takes_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("hardware", "devices", "tokens"), [("h200", 8, 1_500_000), ("b200", 4, 1_000_000)]
 )
-def test_devices_and_pools_of_a_derived_model_suit_its_machine(tmp_path, hardware, devices, tokens):
+def test_a_derived_model_gets_devices_and_pools_of_its_machine(tmp_path, hardware, devices, tokens):
     folder = folder_of(tmp_path, "Qwen/Qwen3-235B-A22B")
     config = config_of(f"model.from_hf={folder}", f"hardware={hardware}")
     deployment = deploy(config)
@@ -501,7 +501,7 @@ def test_a_quantization_in_a_second_file_is_read(tmp_path, weights, param_bytes)
         ("[" * 100_000, r"config\.json is not JSON \(maximum recursion depth"),
     ],
 )
-def test_a_file_that_is_no_config_is_refused(tmp_path, name, text, told):
+def test_a_file_that_is_no_valid_config_is_refused(tmp_path, name, text, told):
     folder = folder_of(tmp_path, QWEN)
     (folder / name).write_text(text)
     with pytest.raises(ValueError, match=told):
@@ -520,6 +520,6 @@ def test_a_missing_config_json_is_refused(tmp_path):
         (["model=from_hf"], r"set model\.from_hf"),
     ],
 )
-def test_a_run_names_one_model(overrides, told):
+def test_a_run_must_name_exactly_one_model(overrides, told):
     with pytest.raises(ValueError, match=told):
         config_of(*overrides)

@@ -1,4 +1,4 @@
-"""Hybrid models of transformers 5.23: what small configs of their classes keep."""
+"""Hybrid models of transformers 5.23: layers, cached bytes and parameters of small configs."""
 
 import json
 from typing import Any
@@ -91,7 +91,7 @@ def test_a_run_of_a_hybrid_keeps_all_invariants(kind, tmp_path):
     assert sum(record.device_hit_len for record in result.records) > 0
 
 
-def test_granite_without_experts_has_the_shared_mlp_alone():
+def test_granite_without_experts_has_only_the_shared_mlp():
     with_experts = derive_model(text("granitemoehybrid"), {})
     shape = derive_model(text("granitemoehybrid", num_local_experts=0), {})
     gates = 4 * 256 * 4  # of four layers

@@ -1,4 +1,4 @@
-"""Profiles of machines: every number has a source, and an owner's table takes their place."""
+"""Profiles of machines: every number has a source, and a table of the user can replace them."""
 
 import re
 from dataclasses import fields
@@ -19,7 +19,7 @@ MACHINES = sorted(path.stem for path in (CONF / "hardware").glob("*.yaml"))
 
 
 def figures_of(hardware: HardwareConfig | CopyKernelConfig) -> dict[str, Figure | RateTable]:
-    """All figures and tables, also those of the copy kernel."""
+    """Return all figures and rate tables by name, also those of the copy kernel."""
     found: dict[str, Figure | RateTable] = {}
     for item in fields(hardware):
         value = getattr(hardware, item.name)
@@ -31,7 +31,7 @@ def figures_of(hardware: HardwareConfig | CopyKernelConfig) -> dict[str, Figure 
 
 
 def check_file(node: dict[str, object], place: str) -> None:
-    """Each figure and table below `node` has a source, and says if it was measured."""
+    """Check that each figure and table below `node` has a source and says if it was measured."""
     if {"value", "rate"} & node.keys():
         assert {"source", "status"} <= node.keys(), place
         return
@@ -69,7 +69,7 @@ COMPUTED_MS = {
 }  # fmt: skip
 
 
-def test_prefills_on_an_h100_are_nearly_as_slow_as_published():
+def test_prefills_on_an_h100_take_87_to_100_percent_of_the_published_times():
     cost = CostModel(model("llama3_8b"), load(HardwareConfig, "hardware", "h100"), tp=1)
     ratios = [cost.prefill_s(0, n * 1000) * 1000 / ms for n, ms in COMPUTED_MS.items()]
     assert min(ratios) > 0.87
@@ -81,7 +81,7 @@ def write(path: Path, *rows: str) -> str:
     return f"hardware.table={path}"
 
 
-def test_a_table_of_the_user_replaces_curves_and_figures(tmp_path):
+def test_a_table_of_the_user_replaces_curves_and_figures_of_a_machine(tmp_path):
     table = write(
         tmp_path / "mine.csv",
         "kernel_to_device,65536,42e9,my bench",
@@ -97,7 +97,7 @@ def test_a_table_of_the_user_replaces_curves_and_figures(tmp_path):
     assert mine.gemm_bf16 == plain.gemm_bf16
 
 
-def test_a_table_can_say_that_both_directions_share_the_link(tmp_path):
+def test_load_backs_are_slower_if_both_directions_share_the_link(tmp_path):
     table = write(tmp_path / "mine.csv", "both_ways_bandwidth,,20e9,my bench")
     knobs = ("workload=chat", "workload.num_sessions=30", "workload.limit=60", "storage=none")
     small = ("model=llama3_8b", "parallel.tp=1", "cache.device_gib=14", "workload.session_rate=20")

@@ -25,7 +25,7 @@ DRAFT = Part(name="draft", num_layers=1, dim=32, heads=2)
 
 
 def sparse(*parts: Part, **fields: Any) -> ModelConfig:
-    """Latent attention in four layers, two of which keep index keys."""
+    """Return a model of four layers of latent attention, two of which have index keys."""
     shape: dict[str, Any] = {
         "name": "sparse",
         "parts": parts or (KEYS,),
@@ -64,14 +64,14 @@ def test_a_page_of_full_attention_holds_the_entries_of_its_parts(shape, page_siz
     assert kinds.page_bytes[FULL] == page_bytes
 
 
-def test_index_keys_keep_their_format_in_pages_of_another():
+def test_index_keys_keep_their_format_in_pages_coded_in_another():
     coded, without = (
         model_kinds(shape, 16, 1, "fp8").page_bytes[FULL] for shape in (sparse(), PLAIN)
     )
     assert coded - without == 16 * 2 * 132
 
 
-def test_a_part_of_a_state_takes_one_entry_a_slot():
+def test_a_part_of_a_state_takes_one_entry_per_slot():
     taps = Part(name="taps", rides_on="mamba", num_layers=3, dim=10, element_bytes=4)
     assert taps.page_bytes(page_size=64) == 40
 
@@ -83,7 +83,7 @@ def test_each_layer_loads_its_own_parts_and_the_last_one_those_of_the_draft():
     assert cost.layer_bytes(10, 0, 0).tolist() == [20 * (128 + each) for each in parts]
 
 
-def test_choosing_tokens_costs_every_pair_and_attention_only_the_chosen_ones():
+def test_the_indexer_costs_every_pair_of_tokens_and_attention_only_chosen_ones():
     pairs = 1000 * 1001 // 2
     chosen = sum(min(position, 256) for position in range(1, 1001))
     flops = 2 * pairs * 4 * 128 * 2 + 4 * chosen * 8 * (96 + 64) * 2
@@ -91,7 +91,7 @@ def test_choosing_tokens_costs_every_pair_and_attention_only_the_chosen_ones():
     assert found_ns == round(flops * 1e-3)
 
 
-def test_a_query_meets_an_entry_of_several_tokens_once_and_at_most_top_entries():
+def test_a_query_costs_one_pair_per_entry_of_tokens_and_at_most_top_entries():
     shapes = sparse(replace(POOLED, top=8), latent_dim=1), replace(PLAIN, latent_dim=1)
     with_part, without = (step_ns((0, 1000), shape=each, attention_d128=1e12) for each in shapes)
     pairs = sum(min(position, 32) for position in range(1, 1001))
@@ -161,7 +161,7 @@ def test_a_model_that_contradicts_its_parts_is_refused(fields, told):
         sparse(**fields)
 
 
-def test_a_page_must_hold_whole_entries():
+def test_a_page_size_that_splits_an_entry_of_several_tokens_is_refused():
     with pytest.raises(ValueError, match=r"multiple of 4, the tokens of an entry of index, got 6"):
         model_kinds(sparse(POOLED), page_size=6, tp=1)
 

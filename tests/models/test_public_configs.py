@@ -44,7 +44,7 @@ def test_at_least_60_files_are_read_and_the_others_name_a_field():
 
 
 @pytest.mark.parametrize("row", READ, ids=lambda row: Path(row["path"]).name)
-def test_the_bytes_are_those_of_the_arithmetic(row):
+def test_the_bytes_in_the_table_are_those_of_its_arithmetic(row):
     assert value_of(row["arithmetic"]) == float(row["token_bytes"])
     assert value_of(row["window_arithmetic"]) == float(row["window_bytes"] or 0)
 

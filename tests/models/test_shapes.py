@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def thaw(node: DictConfig) -> DictConfig:
-    """Let values be merged into the schema of a frozen dataclass."""
+    """Make a schema of frozen dataclasses writable, so that values can be merged; return it."""
     OmegaConf.set_readonly(node, value=False)
     for key in node:
         child = node._get_node(key)
@@ -62,7 +62,7 @@ def hybrid(**fields: Any) -> ModelConfig:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_file_has_its_name_a_comment_and_shares_of_its_kinds(name):
+def test_a_model_file_has_its_name_a_comment_and_a_memory_share_of_each_layer_kind(name):
     shape = model(name)
     assert shape.name == name
     first = (CONF / "model" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
@@ -125,7 +125,7 @@ def test_pages_and_slots_have_the_bytes_of_their_layers():
 @pytest.mark.parametrize(
     ("tp", "latent_dim", "copies"), [(1, 0, 1), (4, 0, 1), (8, 0, 2), (16, 0, 4), (8, 40, 8)]
 )
-def test_more_devices_than_kv_heads_hold_copies(tp, latent_dim, copies):
+def test_more_devices_than_kv_heads_hold_copies_of_kv(tp, latent_dim, copies):
     assert hybrid(latent_dim=latent_dim).kv_copies(LayerKind.full, tp) == copies
 
 

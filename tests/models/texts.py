@@ -1,7 +1,7 @@
-"""What public models say of themselves in their `config.json`, cut to what decides shapes.
+"""The `config.json` of public models, cut to the fields that decide their shapes.
 
-Read in the package aiconfigurator-core 0.12.0 (NVIDIA, Apache-2.0), which keeps those texts. What
-says no more than its absence (weights in bfloat16, untied embeddings) stands in one text or two.
+Read in the package aiconfigurator-core 0.12.0 (NVIDIA, Apache-2.0), which keeps those texts. Fields
+that state the default (weights in bfloat16, untied embeddings) stand in one or two texts only.
 """
 
 import json

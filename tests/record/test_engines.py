@@ -1,4 +1,4 @@
-"""The recorder beside the classes of vLLM and SGLang, which experiments.diff has installed."""
+"""The recorder on KV events and logs that vLLM's and SGLang's own classes write."""
 
 import json
 import subprocess
@@ -39,7 +39,7 @@ def test_a_recording_of_an_engine_has_what_was_sent_and_counts_faults(tmp_path, 
 
 
 @pytest.mark.parametrize("engine", RELEASES)
-def test_a_recorder_that_was_killed_beside_an_engine_misses_nothing(tmp_path, engine):
+def test_a_recorder_killed_beside_an_engine_misses_no_event(tmp_path, engine):
     said = recorded(tmp_path, "--drop", "20", engine=engine, kill=True, **environment(engine))
     assert said["lost"] == ["the recorder was started 2 times"]
     assert_equal_to_sent(tmp_path / "events")

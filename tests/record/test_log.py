@@ -52,7 +52,7 @@ def test_a_log_that_is_rotated_while_no_recorder_runs_gives_each_request_once(lo
     assert "r5" not in text
 
 
-def test_a_log_read_at_once_gives_what_was_sent(log, tmp_path):
+def test_a_log_read_at_once_gives_the_requests_that_were_sent(log, tmp_path):
     log.write_bytes(b"".join(LINES))
     read(log, tmp_path / "out")
     assert_equal_to_sent(tmp_path / "out/requests/000001.jsonl", requests()[:6])
@@ -68,7 +68,7 @@ def test_requests_of_two_tenants_share_no_prefix(log, tmp_path):
     assert len(second["namespace"]) == 16
 
 
-def test_what_the_log_lacks_is_counted(log, tmp_path):
+def test_lines_tokens_and_logs_that_cannot_be_read_are_counted(log, tmp_path):
     tokens = json.loads(LINES[-1][LINES[-1].index(b"{") :])["obj"]["input_ids"]
     cut = [*tokens[:40], "...", *tokens[41:]]  # --log-requests-level 2
     with_cut = LINES[-1].replace(json.dumps(tokens).encode(), json.dumps(cut).encode())
@@ -86,7 +86,7 @@ def test_what_the_log_lacks_is_counted(log, tmp_path):
     assert recording.counts["lost_logs"] == 1
 
 
-def test_counters_are_summed_over_labels_and_restarts(tmp_path):
+def test_counters_of_prometheus_are_summed_over_labels_and_restarts(tmp_path):
     recording, registry = Recording(tmp_path), prometheus_client.CollectorRegistry()
 
     def scrape():

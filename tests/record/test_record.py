@@ -1,4 +1,4 @@
-"""The recorder beside publishers of KV events, and the replay of what it wrote."""
+"""The recorder of published KV events, and the replay of its recordings."""
 
 import json
 import resource
@@ -45,7 +45,7 @@ def recorded(
     """Record the traffic of a publisher, and return what recording.json says.
 
     With `kill`, the recorder is killed and started again after 30 lines; with `most`, its disk
-    takes files of so many bytes.
+    takes files of at most so many bytes.
     """
     events, replay = free_address(), free_address()
     addresses = ["--events", events, "--replay", replay]
@@ -102,7 +102,7 @@ def test_a_recording_has_the_requests_tokens_and_prefixes_that_were_sent(tmp_pat
     assert "token_ids" not in text
 
 
-def test_lost_messages_a_restart_and_a_jump_of_the_clock_are_mended_and_counted(tmp_path):
+def test_lost_messages_a_restart_and_a_clock_jump_are_repaired_and_counted(tmp_path):
     said = recorded(tmp_path, "--drop", "20", "--restart", "--jump", "3600")
     counts = said["counts"]
     assert counts["replayed_batches"] >= 1
@@ -117,14 +117,14 @@ def test_messages_that_the_server_no_longer_has_are_counted_as_lost(tmp_path):
     assert counts["batches"] + counts["lost_batches"] in (98, 99)  # the last one may be lost
 
 
-def test_a_recorder_killed_and_started_again_repeats_nothing_and_misses_nothing(tmp_path):
+def test_a_recorder_killed_and_started_again_repeats_and_misses_no_event(tmp_path):
     said = recorded(tmp_path, "--drop", "20", kill=True)
     assert said["counts"]["batches"] == said["counts"]["events_lines"] == len(lines_of(tmp_path))
     assert said["lost"] == ["the recorder was started 2 times"]
     assert_equal_to_sent(tmp_path / "events")
 
 
-def test_a_recorder_on_a_full_disk_lives_and_counts_what_it_did_not_write(tmp_path):
+def test_a_recorder_on_a_full_disk_keeps_running_and_counts_unwritten_lines(tmp_path):
     said = recorded(tmp_path, most=6000)
     counts, rows = said["counts"], [json.loads(line) for line in lines_of(tmp_path)]
     assert 0 < len(rows) == counts["batches"] - counts["unwritten_lines"] < counts["batches"]
@@ -132,7 +132,7 @@ def test_a_recorder_on_a_full_disk_lives_and_counts_what_it_did_not_write(tmp_pa
 
 
 class Server:
-    """A server that answers a subscriber of its replay from a list."""
+    """A server that answers replay requests with one batch of an event for each of `times` (s)."""
 
     def __init__(self, recording, times):
         import msgspec
@@ -144,7 +144,7 @@ class Server:
         self.subscriber._answers = lambda begin: [*enumerate(self.batches)][begin:]
 
 
-def test_a_server_that_restarted_unseen_is_told_by_the_time_of_its_last_batch(tmp_path):
+def test_an_unseen_restart_of_a_server_is_found_by_the_time_of_its_batches(tmp_path):
     recording = Recording(tmp_path)
     old, new = Server(recording, [1.0, 2.0]), Server(recording, [8.0, 9.0, 9.5, 9.7])
     old.subscriber.catch_up(2)
@@ -155,7 +155,7 @@ def test_a_server_that_restarted_unseen_is_told_by_the_time_of_its_last_batch(tm
     assert recording.faults == {"server_restarts": 1}
 
 
-def test_a_clock_that_jumps_while_messages_are_lost_jumps_once(tmp_path):
+def test_a_clock_jump_while_messages_are_lost_is_counted_once(tmp_path):
     recording = Recording(tmp_path)
     server = Server(recording, [100.0, 3700.1, 3700.2])
     recording.batch("a", 0, server.batches[0], is_replayed=False)
@@ -220,7 +220,7 @@ def test_a_recorder_that_is_started_again_continues_its_hashes_and_files(tmp_pat
     assert [json.loads(line)[0] for line in lines_of(tmp_path)] == [1, 2]
 
 
-def test_a_key_that_a_full_disk_cut_is_made_anew(tmp_path):
+def test_a_hash_key_that_a_full_disk_cut_off_is_replaced(tmp_path):
     (tmp_path / "key").touch()
     assert Recording(tmp_path).hashed(b"x") != Recording(tmp_path / "other").hashed(b"x")
     assert (tmp_path / "key").stat().st_size == 32

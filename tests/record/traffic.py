@@ -62,7 +62,7 @@ def event(new):
 
 
 class Light:
-    """The wire format of both engines: topic, number in 8 bytes, and msgpack."""
+    """A publisher with the wire format of both engines: topic, number in 8 bytes, and msgpack."""
 
     def __init__(self, events, replay, buffer_steps):
         import zmq
@@ -96,7 +96,7 @@ class Light:
 
 
 class Engine:
-    """The publisher of vLLM or SGLang."""
+    """A publisher that is vLLM's or SGLang's own."""
 
     def __init__(self, engine, events, replay, buffer_steps):
         if engine == "vllm":

@@ -27,7 +27,7 @@ def run(*overrides: str) -> tuple[Result, dict[str, float]]:
 
 
 @pytest.mark.parametrize("batching", ["prefill_first", "mixed"])
-def test_gaps_between_tokens_add_up_to_the_time_of_all_answers(batching: str) -> None:
+def test_inter_token_latencies_add_up_to_the_decode_time_of_all_answers(batching: str) -> None:
     result, summary = run(f"scheduler.batching={batching}")
     assert summary["scheduler/retracted_count"] > 1
     decoded_ns = sum((each.finish_ns or 0) - (each.first_token_ns or 0) for each in result.records)
@@ -35,7 +35,7 @@ def test_gaps_between_tokens_add_up_to_the_time_of_all_answers(batching: str) ->
     assert summary["request/itl_s_mean"] == pytest.approx(decoded_ns / num_gaps / SECOND_NS)
 
 
-def test_percentiles_of_gaps_are_the_same_step_by_step() -> None:
+def test_inter_token_latencies_are_equal_if_steps_are_planned_one_by_one() -> None:
     keys = [f"request/itl_s_{name}" for name in ("mean", "p50", "p95", "p99")]
     jumps, steps = (run(f"engine.jump={jump}")[1] for jump in ("true", "false"))
     assert [jumps[key] for key in keys] == [steps[key] for key in keys]

@@ -35,7 +35,7 @@ def ended(requests: Sequence[Request], *more: str) -> tuple[list[str], list[Job]
 def recursion(
     services_ns: Sequence[Sequence[int]], thinks_ns: Sequence[Sequence[int]]
 ) -> list[list[int]]:
-    """The ends of all turns: jobs begin at 0 and share one server, first come, first served."""
+    """Return the end in ns of each turn [job][turn]: jobs start at 0 and share one FIFO server."""
     coming = [(0, job, 0) for job in range(len(services_ns))]
     heapify(coming)
     free_ns, ends = 0, [[] for _ in services_ns]
@@ -48,7 +48,7 @@ def recursion(
     return ends
 
 
-def test_completion_times_equal_the_recursion_to_the_nanosecond() -> None:
+def test_completion_times_of_jobs_equal_those_of_the_recursion_in_nanoseconds() -> None:
     lengths, num_jobs, num_turns = (64, 1024, 4096), 12, 9
     services = [service_ns(length, 1) for length in lengths]
     rng = np.random.default_rng(1)
@@ -73,7 +73,7 @@ def test_completion_times_equal_the_recursion_to_the_nanosecond() -> None:
 
 
 @pytest.mark.parametrize("num_jobs", [3, 20])
-def test_the_recursion_has_the_mean_of_mean_value_analysis(num_jobs: int) -> None:
+def test_the_recursion_has_the_mean_completion_time_of_mean_value_analysis(num_jobs: int) -> None:
     service_s, think_s, num_turns = 1.0, 8.0, 400_000 // num_jobs
     rng = np.random.default_rng(2)
     services = (rng.exponential(service_s, (num_jobs, num_turns)) * 1e9).astype(int)
@@ -89,7 +89,7 @@ def test_the_recursion_has_the_mean_of_mean_value_analysis(num_jobs: int) -> Non
     assert completion_s == pytest.approx(num_turns * (think_s + response_s), rel=0.01)
 
 
-def test_sub_agents_best_of_three_and_joins_follow_a_schedule_by_hand() -> None:
+def test_sub_agents_best_of_three_and_joins_end_as_computed_by_hand() -> None:
     one = service_ns(1024, 1)
     # parent, joins, think time in service times; end in service times, computed by hand
     table = [
@@ -172,7 +172,7 @@ def test_a_session_longer_than_the_context_and_an_aborted_parent_end_their_jobs(
     assert result.measures["jobs/aborted_count"] == 1
 
 
-def test_ends_and_jobs_are_refused_where_they_have_no_meaning() -> None:
+def test_jobs_and_end_jobs_are_refused_with_arrivals_that_cannot_have_them() -> None:
     with pytest.raises(ValueError, match="end_jobs"):
         experiment.run(config_of("workload=chat", "model=llama3_8b", "workload.end_jobs=1"))
     with pytest.raises(ValueError, match="arrivals=causal or closed"):

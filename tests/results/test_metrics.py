@@ -33,7 +33,7 @@ def test_every_prompt_token_is_counted_once(make_record, rejected, measures):
     assert sum(counts) == summary["request/prompt_tokens"]
 
 
-def test_rates_and_shares_are_those_of_finished_requests(make_record, rejected, measures):
+def test_rates_and_shares_count_finished_requests_only(make_record, rejected, measures):
     one_token = make_record(1, output_len=1, finish_ns=10**9 + 523)
     records = [make_record(0), one_token, rejected]
     summary = summarize(records, {**measures, "gpu/busy_s": 3.0})
@@ -42,7 +42,7 @@ def test_rates_and_shares_are_those_of_finished_requests(make_record, rejected, 
     assert summary["request/tpot_s_mean"] == 50e-9  # without first tokens and answers of one token
 
 
-def test_times_are_means_and_nearest_ranks_in_seconds(make_record, measures):
+def test_times_are_means_and_nearest_rank_percentiles_in_seconds(make_record, measures):
     records = [make_record(i, first_token_ns=i * 10**9 + 523, queue_ns=100) for i in range(3)]
     late = make_record(3, first_token_ns=3 * 10**9 + 1523, finish_ns=4 * 10**9, queue_ns=1100)
     summary = summarize([*records, late], measures)
@@ -78,23 +78,23 @@ def test_a_missing_measure_is_named(make_record, measures, key):
         ),
     ],
 )
-def test_a_record_that_does_not_add_up_is_refused(make_record, measures, changes, message):
+def test_a_record_whose_parts_do_not_add_up_is_refused(make_record, measures, changes, message):
     with pytest.raises(AssertionError, match=message):
         summarize([make_record(0, **changes)], measures)
 
 
-def test_the_wait_of_an_aborted_request_adds_up(make_record, measures):
+def test_an_aborted_request_whose_wait_adds_up_is_accepted(make_record, measures):
     summarize([make_record(0, **GAVE_UP, **NO_PARTS | {"queue_ns": 523})], measures)
 
 
-def test_pages_read_without_a_fate_are_refused(make_record, measures):
+def test_pages_read_from_storage_without_a_recorded_fate_are_refused(make_record, measures):
     measures["prefetch/late_pages"] -= 1
     with pytest.raises(AssertionError, match="pages were read from storage, and these are the"):
         summarize([make_record(0)], measures)
 
 
 @pytest.mark.parametrize(("percent", "value"), [(50, 5), (95, 10), (90, 9), (1, 1), (99, 10)])
-def test_a_percentile_is_one_of_the_values(percent, value):
+def test_a_percentile_is_one_of_the_values_by_nearest_rank(percent, value):
     assert percentile(list(range(10, 0, -1)), percent) == value
     assert percentile([], percent) == 0
 

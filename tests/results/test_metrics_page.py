@@ -17,7 +17,7 @@ AGENTS = ("workload=agents", "workload.limit=10")
 
 
 def expanded(name: str) -> list[str]:
-    """`a/{b,c}_d` as `a/b_d` and `a/c_d`."""
+    """Return the names that braces stand for: `a/b_d` and `a/c_d` for `a/{b,c}_d`."""
     parts = [part.split(",") for part in re.split(r"[{}]", name)]
     return ["".join(each) for each in itertools.product(*parts)]
 
@@ -43,12 +43,12 @@ EXPLAINED = {
     ],
     ids=" ".join,
 )
-def test_every_summary_has_the_same_keys(overrides: tuple[str, ...]) -> None:
+def test_a_summary_has_all_required_keys_and_no_unknown_one(overrides: tuple[str, ...]) -> None:
     result = run(config_of("workload.limit=40", *overrides))
     found = set(summarize(result.records, result.measures))
     assert found - ALWAYS <= set(SOMETIMES)
     assert ALWAYS - found == set()
 
 
-def test_every_key_is_explained() -> None:
+def test_every_key_of_a_summary_is_explained_on_the_page() -> None:
     assert set(EXPLAINED) == KNOWN

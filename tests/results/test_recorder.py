@@ -32,7 +32,7 @@ def request(number, parent=None):
 
 
 def engine(*, waiting=0, running=0, used=0):
-    """An engine with these queues and used device pages; it keeps when it was asked to catch up."""
+    """Return a fake engine with so many requests and used pages; `caught_up` holds times in ns."""
     pools = [[PageAllocator(10), PageAllocator(0), PageAllocator(0)] for _ in range(2)]
     pools[0][FULL].allocate(used)
     counters, caught_up = Counter(), []
@@ -111,7 +111,7 @@ class Score:
 PARTS = ("queue_ns", "storage_wait_ns", "load_back_ns", "prefill_ns")
 
 
-def test_a_record_splits_the_time_to_the_first_token_and_its_parts():
+def test_a_record_splits_the_ttft_into_parts_and_each_part_by_cause():
     score = Score()
     score.finish(3)
     assert score.records(*PARTS) == [(400, 200, 50, 950)]
@@ -128,13 +128,13 @@ def test_a_record_splits_the_time_to_the_first_token_and_its_parts():
     assert [getattr(record, f"{tier}_len") for tier in TIERS] == [40, 30, 20, 10]
 
 
-def test_a_load_back_counts_until_the_first_token():
+def test_a_load_back_counts_only_until_the_first_token():
     score = Score()
     score.finish(3, load_back_ns=4000, own_ns=0, shared_ns=0)
     assert score.records("load_back_ns", "prefill_ns") == [(1000, 0)]
 
 
-def test_the_parts_of_an_aborted_request_end_with_it():
+def test_the_wait_parts_of_an_aborted_request_end_at_its_abort():
     score = Score()
     never = {"queue_ns": {"step": 800}, "own_ns": 0, "shared_ns": 0, "admitted_ns": None}
     score.abort(3, at_ns=2000, first_token_ns=None, decoded=0)
@@ -214,7 +214,7 @@ def test_counting_begins_when_the_warm_up_ends(warm_up_s, counts):
     assert (totals["steps"], totals["reads"]) == counts
 
 
-def test_a_page_that_is_read_in_the_warm_up_counts_where_its_fate_is_decided():
+def test_pages_read_in_the_warm_up_count_if_their_fate_is_decided_after_it():
     score = Score(engine(), engine(), warm_up_s=3.0)
     one, other = (each.cache.fates for each in score.engines)
     one.publish({1, 2, 3})
@@ -231,7 +231,7 @@ def test_a_page_that_is_read_in_the_warm_up_counts_where_its_fate_is_decided():
     assert totals == {f"prefetch/{fate}_pages": count for fate, count in fates.items()}
 
 
-def test_a_row_counts_its_interval_and_holds_queues_and_used_shares_at_its_end():
+def test_a_row_has_the_counts_of_its_interval_and_queues_and_pool_use_at_its_end():
     score = Score(engine(waiting=2, running=1, used=5), engine(waiting=1, running=3, used=8))
     one, other = (each.cache.counters for each in score.engines)
     for place, tier in enumerate(TIERS):

@@ -87,7 +87,7 @@ def test_the_page_lists_the_slowest_requests_with_what_they_waited_for(run_dir, 
     assert f"<td>88% waiting for {QUEUE_CAUSES['tokens']}</td>" in page
 
 
-def test_the_page_shows_reasons_only_if_they_were_recorded(run_dir, make_record, measures):
+def test_the_page_shows_miss_reasons_only_if_recorded(run_dir, make_record, measures):
     assert "Not recorded" in page_of(run_dir)
     explained = make_record(0, computed_for={"first_seen": 225, "prefetch_stopped": 75})
     page = page_of(run_dir, **summarize([explained], measures))
@@ -133,7 +133,7 @@ def test_the_figure_shows_a_queue_of_one_interval_out_of_a_thousand():
     assert max(line.get_ydata()) == 7
 
 
-def test_a_run_without_an_interval_or_a_finished_request_has_a_report(run_dir):
+def test_a_run_without_intervals_or_finished_requests_still_has_a_report(run_dir):
     (run_dir / "metrics.jsonl").write_text("")
     assert "<p>" in page_of(run_dir)
 

@@ -7,7 +7,7 @@ from hicache.results.requests_file import FILES, has_requests, read_requests, wr
 
 @pytest.fixture(params=FILES)
 def expected_file(request, monkeypatch):
-    """Each of the two formats; the second one is written where pyarrow is missing."""
+    """The name of the file in each of its two formats; without pyarrow, the second is written."""
     if request.param == FILES[1]:
         monkeypatch.setattr(requests_file, "find_spec", lambda name: None)
     return request.param
@@ -27,7 +27,7 @@ def test_a_run_without_requests_has_an_empty_file(tmp_path, expected_file):
     assert len(read_requests(tmp_path)) == 0
 
 
-def test_equal_records_give_equal_bytes(tmp_path, make_record, expected_file):
+def test_equal_records_give_files_of_equal_bytes(tmp_path, make_record, expected_file):
     paths = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -35,7 +35,7 @@ def test_equal_records_give_equal_bytes(tmp_path, make_record, expected_file):
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
-def test_a_directory_without_either_file_is_refused(tmp_path):
+def test_a_directory_without_a_file_of_requests_is_refused(tmp_path):
     assert not has_requests(tmp_path)
     with pytest.raises(FileNotFoundError, match="holds neither"):
         read_requests(tmp_path)

@@ -24,7 +24,7 @@ def tracker(out_dir, config=OFFLINE):
 
 
 def inspect(out_dir):
-    """What W&B's own reader finds in the one offline run below `out_dir`."""
+    """Return the records that W&B's own reader finds in the only offline run below `out_dir`."""
     (log,) = out_dir.glob("wandb/offline-run-*/run-*.wandb")
     command = [Path(sys.executable).with_name("wandb"), "leet", "inspect", "--json", log]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -35,7 +35,7 @@ def lines_of(out_dir):
     return [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_without_wandb_a_run_leaves_rows_at_once_and_only_our_files(tmp_path, rows):
+def test_without_wandb_rows_are_written_at_once_and_only_our_files_are_left(tmp_path, rows):
     before = signal.getsignal(signal.SIGTERM)
     with tracker(tmp_path, FILES_ONLY) as open_tracker:
         assert signal.getsignal(signal.SIGTERM) is not before
@@ -46,7 +46,7 @@ def test_without_wandb_a_run_leaves_rows_at_once_and_only_our_files(tmp_path, ro
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "summary.json"]
 
 
-def test_equal_files_are_equal_bytes_and_hold_no_nan(tmp_path):
+def test_equal_values_give_equal_json_files_and_nan_is_refused(tmp_path):
     write_json(tmp_path / "one", {"b": 0.1, "a": 2})
     write_json(tmp_path / "two", {"a": 2, "b": 0.1})
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
@@ -131,7 +131,7 @@ with Tracker(Path(sys.argv[1]), TrackerConfig(), config={{}}, group="g", name="n
 @pytest.mark.parametrize(
     ("name", "code"), [("signal.SIGKILL", -signal.SIGKILL), ("signal.SIGTERM", 143)]
 )
-def test_a_killed_run_keeps_its_rows_in_both_places(tmp_path, name, code):
+def test_a_killed_run_keeps_its_rows_in_its_file_and_in_wandb(tmp_path, name, code):
     script = KILLED_RUN.format(signal=name)
     done = subprocess.run([sys.executable, "-c", script, tmp_path], cwd=ROOT, check=False)
     assert done.returncode == code

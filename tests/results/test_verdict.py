@@ -74,7 +74,7 @@ def test_the_page_lists_every_condition_with_its_threshold():
 
 
 @pytest.mark.parametrize("condition", CONDITIONS, ids=lambda each: each.name)
-def test_the_run_on_the_page_triggers_its_condition(condition, tmp_path, monkeypatch):
+def test_the_command_on_the_page_triggers_its_condition(condition, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     *before, command = COMMANDS[condition.name]
     for line in before:
@@ -109,7 +109,7 @@ FULL = ("model=llama3_8b", "parallel.tp=1", "storage=none", "workload.limit=null
 STAGED = (*FULL, "workload=shared_prefix", "workload.answer_tokens=1", "workload.stage_s=20")
 
 
-def test_the_rounds_of_a_closed_loop_are_busy_and_not_overloaded():
+def test_busy_rounds_of_a_closed_loop_are_not_called_overloaded():
     rounds = ("workload=multi_turn", "workload.num_sessions=8", "workload.rounds=4")
     summary = summary_of(*FULL, *rounds, "workload.barrier=true")
     parts = stages(summary)
@@ -156,7 +156,7 @@ def test_a_stage_within_the_warm_up_is_left_out():
 
 @pytest.fixture(scope="module")
 def rejecting(tmp_path_factory):
-    """Two runs of which the first rejects what the second serves, and their directory."""
+    """The directory and outcomes of two runs: the first rejects what the second serves."""
     directory = tmp_path_factory.mktemp("sweep")
     mode, *shared, swept = overrides_of(COMMANDS[SURVIVORS.name][0])
     assert mode == "-m"
@@ -168,7 +168,7 @@ def rejecting(tmp_path_factory):
     return directory, outcomes
 
 
-def test_a_comparison_marks_rows_with_different_survivors(rejecting, capsys):
+def test_a_comparison_marks_rows_in_which_different_requests_finished(rejecting, capsys):
     directory, _ = rejecting
     compare.main([str(directory)])
     lines = capsys.readouterr().out.splitlines()
@@ -246,7 +246,7 @@ def test_a_slow_start_up_asks_for_a_longer_warm_up():
         ({"cut": 10}, {"prefetch/read_pages": 0, "prefetch/discarded_miss_pages": 0}),
     ],
 )
-def test_a_small_host_is_judged_by_the_tokens_that_storage_holds(dropped, more):
+def test_the_small_host_condition_counts_dropped_tokens_that_storage_holds(dropped, more):
     dropped = {f"prefetch/{key}_tokens": tokens for key, tokens in dropped.items()}
     (found,) = objections([{**PREFETCHED, **dropped, **more}])
     assert (found.name, found.low) == ("small host", 0.01)

@@ -61,7 +61,7 @@ def by_python(overrides, folder):
 
 @pytest.fixture
 def by_every_entry(tmp_path, capsys):
-    """Runs these settings by every entry; returns the errors printed, and all summaries."""
+    """Return a function that runs overrides by each entry and returns the errors and summaries."""
 
     def call(overrides):
         told = []
@@ -74,7 +74,7 @@ def by_every_entry(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("overrides", RUNS, ids=" ".join)
-def test_every_entry_gives_an_equal_summary(overrides, by_every_entry):
+def test_the_command_python_and_a_file_give_equal_summaries(overrides, by_every_entry):
     told, summaries = by_every_entry(overrides)
     assert len(summaries) == 3
     assert len(set(summaries)) == 1
@@ -86,7 +86,7 @@ def test_every_entry_gives_an_equal_summary(overrides, by_every_entry):
 
 
 @pytest.mark.parametrize(("overrides", "why"), REFUSED, ids=str)
-def test_every_entry_refuses_equal_settings(overrides, why, by_every_entry):
+def test_the_command_python_and_a_file_refuse_the_same_settings(overrides, why, by_every_entry):
     told, summaries = by_every_entry(overrides)
     for each in told:
         assert why in each

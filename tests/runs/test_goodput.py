@@ -1,4 +1,4 @@
-"""The estimator of goodput: requests in time, falling shares, and the crossing of a limit."""
+"""The estimator of goodput: requests in time, falling shares, and the rate of a wanted share."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def record(session, ttft_s, total_s=0.0, output_len=1):
 
 
 def ladder(shares):
-    """Rates that rise by equal steps, with these shares in time."""
+    """Return a Ladder of equally spaced rates in requests/s, with `shares` of requests in time."""
     served = 50.0 * np.arange(1, len(shares) + 1)
     return Ladder(rates=served / 100, in_time=served * shares, served=served)
 
@@ -45,11 +45,11 @@ def ladder(shares):
     ("ttft_s", "total_s", "output_len", "is_met"),
     [(0.9, 1.8, 10, True), (1.1, 1.8, 10, False), (0.9, 1.9, 10, False), (0.5, 0.5, 1, True)],
 )
-def test_a_request_in_time_meets_both_limits(ttft_s, total_s, output_len, is_met):
+def test_a_request_in_time_meets_the_limits_of_ttft_and_tpot(ttft_s, total_s, output_len, is_met):
     assert is_in_time(record(0, ttft_s, total_s, output_len), WANTED) is is_met
 
 
-def test_rising_shares_are_pooled_to_the_nearest_falling_ones():
+def test_shares_in_time_are_replaced_by_the_nearest_falling_sequence():
     shares = falling(np.array([0.9, 0.5, 0.8, 0.7, 0.2]), np.array([1.0, 3.0, 1.0, 1.0, 9.0]))
     assert shares == pytest.approx([0.9, 0.6, 0.6, 0.6, 0.2])
     generator = np.random.default_rng(5)
@@ -63,7 +63,7 @@ def test_rising_shares_are_pooled_to_the_nearest_falling_ones():
 @pytest.mark.parametrize(
     ("wanted", "rate"), [(0.95, 2.0), (0.9, 2.5), (0.5, 4.0), (0.3, 4.0), (1.0, 1.0), (1.1, 0.0)]
 )
-def test_the_crossing_lies_between_the_rates_around_it(wanted, rate):
+def test_the_rate_of_a_wanted_share_is_interpolated_between_rates(wanted, rate):
     rates, shares = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 0.95, 0.85, 0.5])
     assert crossing(rates, shares, wanted) == pytest.approx(rate)
 
@@ -77,18 +77,18 @@ def test_more_requests_in_time_do_not_lower_the_goodput():
         assert ladder(more).goodput(0.5) >= ladder(shares).goodput(0.5)
 
 
-def test_equal_sessions_are_one_rate():
+def test_rates_that_serve_equally_many_sessions_are_merged():
     found = ladder_of([(1, 1), (1, 1), (1, 2)], 10.0)
     assert found.rates == pytest.approx([0.1, 0.2])
     assert found.shares() == pytest.approx([1.0, 0.5])
 
 
-def test_rates_above_that_of_the_workload_are_reached():
+def test_rates_above_that_of_the_workload_are_tried():
     found = climb(config_of(*CHAT, "goodput.times=1.5"))
     assert found.rates[-1] > found.rates[-2]
 
 
-def test_a_stricter_limit_does_not_raise_the_goodput():
+def test_a_stricter_limit_of_ttft_does_not_raise_the_goodput():
     easy, hard = (
         run(config_of(*CHAT, f"goodput.ttft_s={ttft_s}", "goodput.tpot_s=0.02")).measures
         for ttft_s in (5.0, 0.03)
@@ -102,7 +102,7 @@ def test_closed_arrivals_have_no_goodput():
         climb(config_of(*CHAT, "workload.arrivals=closed"))
 
 
-def test_jobs_with_a_small_slowdown_can_be_the_goal() -> None:
+def test_goodput_can_count_jobs_within_a_limit_of_slowdown() -> None:
     jobs = (*CHAT, "goodput.num_rates=3", "workload.jobs=true")
     config = config_of(*jobs, "goodput.times=1", "goodput.job_slowdown=1.02")
     found = climb(config)

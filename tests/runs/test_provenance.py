@@ -1,4 +1,4 @@
-"""What a run records about what made it, and when a change of that makes it another run."""
+"""What a run records of the code and data behind it, and which changes make it another run."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ def written(config, out_dir):
 
 @pytest.fixture
 def my_policies(tmp_path, monkeypatch):
-    """Writes a module that can be imported, and returns its file."""
+    """Return a function that writes an importable module and returns the path of its file."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(text, name="provenance_policies"):
@@ -42,7 +42,7 @@ def my_policies(tmp_path, monkeypatch):
 
 
 def finished(config, out_dir):
-    """Leave a finished run behind."""
+    """Write the files of a finished run of `config` to `out_dir`."""
     job.begin(config, out_dir)
     (out_dir / "summary.json").write_text("{}")
     assert checks.changes(config, out_dir) == []
@@ -116,7 +116,7 @@ def test_a_change_of_a_module_that_the_class_imports_makes_another_run(
 
 
 @pytest.mark.parametrize("name", ["python", "numpy"])
-def test_another_version_makes_another_run(tmp_path, name):
+def test_another_version_of_python_or_numpy_makes_another_run(tmp_path, name):
     finished(BUILTIN, tmp_path)
     made_of = json.loads((tmp_path / "provenance.json").read_text())
     (tmp_path / "provenance.json").write_text(json.dumps(made_of | {name: "0.1"}))
@@ -124,7 +124,7 @@ def test_another_version_makes_another_run(tmp_path, name):
 
 
 @pytest.mark.parametrize("change", ["shorter", "equal size and time", "another file"])
-def test_another_content_of_the_trace_makes_another_run(tmp_path, change):
+def test_a_change_of_the_contents_of_a_trace_makes_another_run(tmp_path, change):
     trace = tmp_path / "traces" / "trace.jsonl"
     trace.parent.mkdir()
     trace.write_text("{}\n" * 9)
@@ -155,7 +155,7 @@ def test_the_digest_of_a_package_covers_its_sources_and_their_names(tmp_path):
     assert len(digests) == 3
 
 
-def test_sources_are_the_first_letters_of_digests():
+def test_sources_are_the_first_eight_digits_of_their_digests():
     made_of = {
         "hicache": {"sha256": "0123456789"},
         "trace": {"file": "t"},

@@ -1,4 +1,4 @@
-"""Configs as the command line composes them: files of conf/, overrides, and refused values."""
+"""Configs that are composed of files of conf/ and overrides, and the values that are refused."""
 
 import json
 import re
@@ -53,7 +53,7 @@ def load(*overrides):
 
 
 @pytest.mark.parametrize("options", TURNS, ids=" ".join)
-def test_every_file_in_conf_composes(options, tmp_path):
+def test_every_file_in_conf_composes_to_a_valid_config(options, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     said = [each.format(folder=tmp_path) for option in options for each in TO_SAY.get(option, ())]
     load(*options, *said)
@@ -78,7 +78,7 @@ def test_every_experiment_has_a_question_its_name_and_known_metrics(path):
         ("storage.faults={error_rate: 0.1}", "cache.policy_args={patience: 2}", "hydra.job.num=1"),
     ],
 )
-def test_overrides_of_an_earlier_composition_give_an_equal_config(overrides):
+def test_overrides_set_in_a_cached_composition_give_an_equal_config(overrides):
     assert load(*overrides) == schema.to_config(composed(*overrides))
 
 
@@ -96,7 +96,7 @@ def test_every_group_of_the_config_is_in_conf_and_has_the_defaults_of_its_datacl
         assert getattr(config, group) == groups[group]()
 
 
-def test_compat_sets_its_settings_together_and_an_override_beats_it():
+def test_compat_sets_its_settings_together_and_an_override_wins_over_it():
     later = load("compat=sglang_0_5_23")
     assert later.prefetch.stage_at is StageAt.hit
     assert later.compat.rules.deadline_from is DeadlineFrom.first_poll
@@ -204,12 +204,12 @@ def test_a_model_uses_its_default_number_of_devices_or_all_of_the_machine():
     ("overrides", "is_inert"),
     [((), True), (("cache.checkpoints=every",), False)],
 )
-def test_a_setting_that_several_choices_use_has_an_effect_with_each(overrides, is_inert):
+def test_checkpoint_tokens_has_no_effect_only_if_no_choice_uses_it(overrides, is_inert):
     inert = inert_knobs(load("model=qwen3_next_80b", *overrides), GROUPS)
     assert ("cache.checkpoint_tokens" in inert) is is_inert
 
 
-def test_a_setting_selects_its_option_unless_one_is_typed():
+def test_a_setting_of_one_option_selects_that_option_unless_one_is_typed():
     told = ["-m", "model.from_hf=x", "seed=0,1"]
     assert schema.with_implied(told) == [*told, "model=from_hf"]
     assert schema.with_implied(["experiment=sizing", "model.from_hf=x"])[2:] == ["model=from_hf"]
@@ -228,7 +228,7 @@ def test_a_setting_selects_its_option_unless_one_is_typed():
         ("scheduler.refresh", " (scheduler.refresh is now compat.rules.refresh)"),
     ],
 )
-def test_the_setting_that_is_meant_is_told(word, told):
+def test_the_setting_that_an_unknown_name_probably_means_is_suggested(word, told):
     assert meant(word, ["cache.pools", "cache.page_size", "seed", "run"]) == told
 
 
@@ -236,14 +236,14 @@ def test_the_setting_that_is_meant_is_told(word, told):
     ("override", "kinds"),
     [("workload.rounds=3", "multi_turn"), ("workload.groups=3", "shared_prefix")],
 )
-def test_a_setting_of_another_kind_of_workload_is_told_with_that_kind(override, kinds):
+def test_a_setting_of_another_workload_kind_is_refused_with_that_kind(override, kinds):
     with pytest.raises(HydraException) as refused:
         load("workload=chat", override)
     told = sentence(refused.value)
     assert told.endswith(f"({override[:-2]} is a setting of workload={kinds})")
 
 
-def test_a_setting_of_another_group_in_a_file_is_no_setting_of_a_workload():
+def test_an_unknown_setting_of_another_group_is_not_ascribed_to_a_workload():
     error = ConfigKeyError("raised while composing config: Key 'path' not in 'CacheConfig'")
     assert "workload" not in sentence(error)
 

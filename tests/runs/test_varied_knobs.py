@@ -1,4 +1,4 @@
-"""A run has few settings, and something varies each of them."""
+"""The settings of a run are few, and an experiment, a preset or a page varies each of them."""
 
 import re
 from itertools import chain
@@ -19,19 +19,19 @@ OWN = (
 
 
 def settings_of(group: str) -> list[str]:
-    """The settings of a group, with those of the kind of workload that has most."""
+    """Return a group's settings, for workloads with those of the kind that has the most."""
     (_, own), *others = parts_of(group, GROUPS[group])
     kinds = [part for heading, part in others if heading.startswith("With ")]
     return [each.name for each in (*own, *max(kinds, key=len, default=()))]
 
 
-def test_a_run_has_few_settings() -> None:
+def test_a_run_has_no_more_settings_than_the_limit() -> None:
     at_the_top = ["name", "metrics", "seed", "data_dir"]
     settings = [*at_the_top, *chain.from_iterable(map(settings_of, GROUPS))]
     assert len(settings) <= MOST_SETTINGS
 
 
-def test_an_experiment_a_preset_a_published_case_or_a_page_varies_each_setting() -> None:
+def test_each_setting_is_varied_by_an_experiment_a_preset_or_a_page() -> None:
     places = ("conf/**/*.yaml", "experiments/**/*.yaml", "docs/**/*.md", "README.md")
     files = [path for place in places for path in ROOT.glob(place) if path.name != "knobs.md"]
     text = "\n".join(path.read_text() for path in files)

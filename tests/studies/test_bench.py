@@ -1,4 +1,4 @@
-"""The bench of replays against other commits, and the bench of one tree."""
+"""The bench of replay times against other commits, and the bench of operations on one tree."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from experiments.bench import one_tree, replay
 TINY = ["workload=builtin", "workload.limit=5", "storage=memory"]
 
 
-def test_settings_of_one_version_do_not_reach_the_other(monkeypatch, capsys):
+def test_settings_of_this_version_are_not_passed_to_the_other_commit(monkeypatch, capsys):
     def check_out(commit, folder):
         folder.mkdir()
         for name in ("hicache", "experiments", "conf"):
@@ -28,7 +28,7 @@ def test_settings_of_one_version_do_not_reach_the_other(monkeypatch, capsys):
     assert verdict.startswith("the summaries differ in ")
 
 
-def test_the_upper_bound_is_within_the_upper_half_of_the_ratios():
+def test_the_upper_bound_of_the_median_ratio_is_in_the_upper_half_of_the_ratios():
     ratios = [1 + 0.01 * number for number in range(15)]
     assert 1.07 < replay.upper_bound(ratios) <= 1.12
     assert replay.upper_bound([1.25]) == 1.25
@@ -37,7 +37,7 @@ def test_the_upper_bound_is_within_the_upper_half_of_the_ratios():
 @pytest.mark.parametrize(
     ("against", "said"), [("HEAD", "/gone does not exist"), ("no_such_commit", "no_such_commit")]
 )
-def test_a_bench_that_fails_says_why_in_sentences(against, said):
+def test_a_failed_bench_reports_the_cause_in_sentences(against, said):
     program = [sys.executable, "-m", "experiments.bench.replay", f"--against={against}"]
     knobs = ["workload=trace", "workload.path=/gone"]
     done = subprocess.run([*program, *knobs], cwd=replay.ROOT, capture_output=True, text=True)
@@ -52,7 +52,7 @@ def test_only_keys_of_both_summaries_are_compared():
 
 
 @pytest.mark.parametrize("components", one_tree.MODELS)
-def test_every_row_of_the_bench_of_trees_takes_time(components, monkeypatch, capsys):
+def test_every_operation_in_the_bench_of_trees_takes_time(components, monkeypatch, capsys):
     monkeypatch.setattr(one_tree, "NUM_PROMPTS", 10)
     monkeypatch.setattr(one_tree, "DEPTH", 16)
     one_tree.main("ours", components)

@@ -11,7 +11,7 @@ BOARD = {
 }
 
 
-def test_policies_are_ranked_beside_lru_and_the_oracle() -> None:
+def test_policies_are_ranked_by_gain_over_lru_and_share_of_the_oracles_gain() -> None:
     rows = [[cell.strip() for cell in line.split("|")] for line in board.table(BOARD).splitlines()]
     assert [row[2:7] for row in rows[2:]] == [
         ["", "oracle", "0.450", "+0.200 (+0.200 to +0.200)", "100%"],

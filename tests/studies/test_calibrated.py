@@ -5,7 +5,7 @@ import pytest
 from experiments.studies import calibrated
 
 
-def test_the_constants_of_a_drawn_server_are_found_within_five_percent():
+def test_the_constants_of_a_random_server_are_found_within_five_percent():
     assert calibrated.draw(2) == pytest.approx(dict.fromkeys(calibrated.CONSTANTS, 1), abs=0.05)
 
 
@@ -17,6 +17,6 @@ def test_the_constants_of_a_drawn_server_are_found_within_five_percent():
         ("lengths", "hardware.prefill_factor"),
     ],
 )
-def test_a_log_that_lacks_information_is_refused(lacks, unknown):
+def test_a_log_that_does_not_identify_a_constant_is_refused_with_its_name(lacks, unknown):
     with pytest.raises(ValueError, match=f"does not identify .*{unknown}"):
         calibrated.draw(2, lacks=lacks)

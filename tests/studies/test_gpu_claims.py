@@ -12,7 +12,7 @@ KNOWN = {"h200-2026-11-26": ["the scan is at least 10 times slower than a chunke
 
 
 @pytest.mark.parametrize("machine", ["h100-2026-11-26", "h200-2026-11-26"])
-def test_a_stored_bench_decides_every_claim(machine):
+def test_a_stored_bench_confirms_every_claim_except_the_known_ones(machine):
     numbers = dict[str, float]()
     for name in ("bench", "contest"):
         numbers |= measured(json.loads((RESULTS / machine / f"{name}.json").read_text()))

@@ -55,7 +55,7 @@ def test_a_profile_has_the_measured_rates_of_the_launched_programs():
     assert set(entries(some, {})) == {"pcie_bandwidth", "kernel_to_device"}
 
 
-def test_what_was_measured_is_a_machine_file(tmp_path, monkeypatch, capsys):
+def test_the_printed_profile_is_a_valid_machine_file(tmp_path, monkeypatch, capsys):
     records = [*RECORDS, alone("to_device", 30.0), alone("to_host", 40.0)]
     (tmp_path / "bench.json").write_text(json.dumps(bench_of(records)))
     monkeypatch.setattr("sys.argv", ["profile", str(tmp_path / "bench.json")])
@@ -74,12 +74,12 @@ def test_what_was_measured_is_a_machine_file(tmp_path, monkeypatch, capsys):
         ({"link_programs": 3}, r"launches 3 programs, but the bench measured \[2, 4, 16\]"),
     ],
 )
-def test_a_bench_that_does_not_fit_is_refused(changes, message):
+def test_a_bench_without_a_gpu_or_the_launched_programs_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         entries(**changes)
 
 
-def test_the_rates_of_one_program_are_those_of_our_kernel_with_pages_and_coded_bytes():
+def test_rates_per_program_are_those_of_our_kernel_with_pages_and_coded_bytes():
     coded = "to_host, bfloat16 to int8, items of (16, 8, 128), 1 programs"
     records = [
         alone("to_device", 36.0),
@@ -98,7 +98,7 @@ def test_the_rates_of_one_program_are_those_of_our_kernel_with_pages_and_coded_b
         assert found[name]["status"] == "measured"
 
 
-def test_the_copy_engine_has_a_rate_for_each_size_of_a_piece():
+def test_the_copy_engine_has_a_rate_for_each_piece_size():
     pieces = [
         one("sweep", f"copy engine {direction}", rate, piece_bytes=size)
         for direction, size, rate in (

@@ -62,7 +62,7 @@ def test_a_condition_replaces_settings_and_seeds_of_its_finding() -> None:
     assert {run[0] for run in second.runs()} == {4}
 
 
-def test_tables_show_points_of_rates_and_percent_of_times() -> None:
+def test_tables_show_differences_of_rates_in_points_and_of_times_in_percent() -> None:
     assert "| first | +10.0 [+10.0, +10.0] **holds** |" in claims_table(FOUND, {"first": ARMS})
     table = {"arms": "first", "over": "old", "metrics": {"y_s": "time"}}
     assert "| new | 4.67 | +100.0 % [+100.0, +100.0] |" in arms_table(FOUND, {"first": ARMS}, table)
@@ -81,7 +81,7 @@ def test_tables_show_points_of_rates_and_percent_of_times() -> None:
         (None, "more", "open"),
     ],
 )
-def test_a_claim_holds_is_open_or_reverses(interval, wants, told) -> None:
+def test_the_interval_decides_if_a_claim_holds_is_open_or_reverses(interval, wants, told) -> None:
     found = Estimate(middle=0.0, interval=interval, least=None, needed=None)
     assert verdict(found, wants) == told
 
@@ -109,7 +109,7 @@ def test_the_numbers_of_a_page_come_from_its_results(name: str) -> None:
     assert with_text(page, text) == page, f"python -m experiments.pages --canaries {name}"
 
 
-def test_the_index_has_each_claim_with_its_conditions() -> None:
+def test_the_index_of_findings_has_each_claim_with_its_conditions() -> None:
     page = (ROOT / "docs" / "findings.md").read_text()
     assert with_text(page, pages.index(PAGES) + "\n") == page
     assert "| [routing](routing.md) | hits, host credited .8 | as stated; " in page
@@ -131,7 +131,7 @@ def test_the_canary_of_a_page_is_unchanged(name: str) -> None:
     assert canary_of(PAGES[name]) == NOW[name], told
 
 
-def test_flags_of_engines_exist_in_their_releases_and_settings_exist_here() -> None:
+def test_documented_flags_exist_in_their_engines_and_settings_exist_here() -> None:
     known = json.loads((RESULTS / "flags.json").read_text())  # of the releases' argument lists
     page, settings = ((ROOT / "docs" / name).read_text() for name in ("flags.md", "knobs.md"))
     rows = re.findall(r"^\| (.*?) \| (.*?) \| (.*?) \|$", page, flags=re.MULTILINE)[2:]

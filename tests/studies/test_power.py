@@ -1,4 +1,4 @@
-"""The study of what paired comparisons claim."""
+"""The study of how often paired comparisons claim a difference between configurations."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def told(low, high):
 ENDS, LEAST = ("low", "high"), f"{TTFT} least effect"
 
 
-def test_claims_are_intervals_that_leave_out_zero():
+def test_intervals_of_a_difference_without_zero_are_counted_as_claims():
     comparisons = [told(low, 1 / low) for low in (0.99, 0.98, 0.96, 0.95)] + [told(1.01, 1.2)]
     row = power.rows_of("chat", comparisons)[0]
     assert (row["comparisons"], row["longer"], row["shorter"]) == (5, 1, 0)
@@ -32,7 +32,7 @@ def test_comparisons_share_no_run():
     assert power.blocks_of("weka_agentic", 5) != power.blocks_of("weka_agentic", 0)
 
 
-def test_a_comparison_makes_its_runs_and_scales_the_ttft(tmp_path, monkeypatch):
+def test_a_comparison_makes_its_own_runs_and_an_arm_with_a_scaled_ttft(tmp_path, monkeypatch):
     monkeypatch.setattr(power, "OUT", tmp_path)
     monkeypatch.setitem(power.CASES, "chat", ("workload.num_sessions=6", (10, 10, 1)))
     found = power.compared("chat", 0)

@@ -54,7 +54,7 @@ def test_every_case_has_runs_and_a_value_for_each_published_point(name):
     assert all(fact["choices"] for fact in case["facts"])
 
 
-def test_a_case_is_run_once_and_compared_point_by_point(tmp_path):
+def test_a_published_case_is_run_once_and_compared_point_by_point(tmp_path):
     small = yaml.safe_load(SMALL)
     out = tmp_path / "out"
     run = partial(kept_runs, measure=published.frame_of, folder=out, jobs=1)
@@ -103,7 +103,7 @@ def test_saturation_and_knees_have_a_range_over_seeds(tmp_path):
     assert "range over 2 seeds" in table
 
 
-def test_a_case_without_a_clock_is_not_fitted():
+def test_only_cases_without_times_or_with_fit_off_are_not_fitted():
     assert [name for name in NAMES if published.fit_of(read_case(name)) is None] == [
         "G",
         "I",
@@ -123,7 +123,7 @@ def test_a_case_that_needs_a_trace_runs_only_if_it_is_named(named, has_h, monkey
 
 
 @pytest.mark.parametrize("share", [0, 30, 100])
-def test_a_batch_repeats_a_share_of_earlier_prompts(share):
+def test_a_batch_repeats_the_given_share_of_earlier_prompts(share):
     spec = {"prompts": 1000, "tokens": 512, "kept": 50, "begins_s": 9.0}
     path = published.batch_trace(hit_percent=share, **spec)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -141,7 +141,7 @@ def line(theirs, ours, measure="ttft_s"):
     )
 
 
-def test_errors_are_points_of_hits_and_percent_of_times():
+def test_errors_of_hits_are_in_points_and_those_of_times_in_percent():
     assert line([50, 60], [53, 59], "hits").error == pytest.approx(2)
     assert line([2, 4], [1, 5]).error == pytest.approx(37.5)
 
@@ -159,12 +159,12 @@ def test_a_knee_is_where_a_curve_changes_most(theirs, ours, found):
     assert knees(line(theirs, ours)) == found
 
 
-def test_pairs_that_differ_little_are_not_ranked():
+def test_pairs_of_arms_that_differ_little_are_not_ranked():
     lines = [line([1.0, 10], [1, 10]), line([1.04, 20], [0.5, 15]), line([2.0, 5], [0.9, 6])]
     assert ranking(lines) == (4, 1)
 
 
-def test_gains_are_means_over_the_mean_of_the_first_arm():
+def test_the_error_of_a_gain_compares_ratios_of_means_to_the_first_arm():
     lines = [line([1, 3], [2, 6]), line([2, 6], [2, 6])]
     assert published.gain_errors(lines) == pytest.approx([50])
 

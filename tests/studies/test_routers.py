@@ -1,4 +1,4 @@
-"""What the routers of the study know of an engine's cache."""
+"""Routers of the study that learn the contents of engines' caches from KV events."""
 
 import pytest
 
@@ -22,10 +22,10 @@ def computed(*overrides: str) -> list[int]:
     ("events", "weights"),
     [("weight: 0.8", "device: 0.6, cache: 2.4"), ("tiers: 0", "device: 3, cache: 0")],
 )
-def test_events_that_arrive_at_once_route_as_what_the_caches_hold(events, weights):
+def test_routing_by_undelayed_events_equals_routing_by_the_caches_contents(events, weights):
     told = computed(POLICY, f"cache.policy_args={{{events}}}")
     assert told == computed(f"parallel.router_args={{{weights}}}")
 
 
-def test_lost_events_change_where_requests_go():
+def test_lost_kv_events_change_where_requests_are_routed():
     assert computed(POLICY, "cache.policy_args={lost: 0.9}") != computed(POLICY)

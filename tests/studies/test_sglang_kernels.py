@@ -76,7 +76,7 @@ def test_the_kernels_are_called_as_sglang_calls_them(name, programs, page, monke
             kernel(list(src), list(dst))
 
 
-def test_kernels_that_cannot_be_imported_decline():
+def test_kernels_that_cannot_be_imported_raise_not_implemented():
     pool = torch.zeros(2, 64)
     with pytest.raises(NotImplementedError, match="SGLang cannot be imported"):
         sglang_peers.tma([pool, pool], [pool.clone(), pool.clone()])

@@ -14,7 +14,7 @@ def computed(depths: list[int], checkpoints: list[int], start: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_placement_computes_less(seed: int) -> None:
+def test_no_other_placement_of_checkpoints_computes_fewer_tokens(seed: int) -> None:
     rng = Random(seed)
     start, budget = rng.randint(0, 5), rng.randint(1, 4)
     depths = [rng.randint(start + 1, start + 12) for _ in range(rng.randint(1, 12))]

@@ -8,7 +8,7 @@ PAGE = 64
 
 
 def page_chain(tokens: bytes, namespace: str, page: int = PAGE) -> Iterator[int]:
-    """A chained hash for each whole page of `tokens`."""
+    """Yield for each whole page of `tokens` a hash of all tokens up to its end."""
     step = page * TOKEN_BYTES
     chained = hash(namespace)
     for begin in range(0, len(tokens) - step + 1, step):
@@ -21,7 +21,7 @@ def token_hit_rate(requests: Iterable[Request], *, page: int = PAGE) -> float:
 
 
 def token_hit_rates(requests: Iterable[Request], *, page: int = PAGE) -> tuple[float, float]:
-    """Matched share of all prompt tokens, in whole pages, at most `prompt_len - 1` a request.
+    """Return two shares of all prompt tokens that hit, in whole pages before a prompt's last token.
 
     A prompt and its answer are in the cache as soon as the request has arrived. The second share
     counts only matches up to where an earlier prompt or answer ended (floored to a page), as with

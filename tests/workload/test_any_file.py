@@ -43,7 +43,7 @@ def small_limits() -> Iterator[None]:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of each value inside a JSON value."""
+    """Yield the path (keys and indices) of a JSON value and of each value inside it."""
     yield path
     if isinstance(value, dict | list):
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
@@ -73,7 +73,7 @@ def with_odd_value(line: str, draw: st.DrawFn) -> str:
 
 @st.composite
 def odd_files(draw: st.DrawFn) -> bytes:
-    """A fixture with some lines changed, cut, repeated or moved."""
+    """Draw the contents of a fixture with some lines changed, cut, repeated or moved."""
     path = draw(st.sampled_from(ROWS))
     lines = path.read_text().splitlines()
     for _ in range(draw(st.integers(1, 3))):
@@ -107,7 +107,7 @@ def test_a_file_with_odd_values_is_read_or_refused(tmp_path, data):
 
 @MANY
 @given(data=st.data(), seed=st.sampled_from(SEEDS))
-def test_a_file_with_other_bytes_is_read_or_refused(tmp_path, data, seed):
+def test_a_fixture_with_changed_bytes_is_read_or_refused(tmp_path, data, seed):
     contents = bytearray(seed.read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         begin = data.draw(st.integers(0, len(contents)))
@@ -127,7 +127,7 @@ def test_any_bytes_are_read_or_refused(tmp_path, data, start):
 
 
 @pytest.mark.parametrize("name", [path.name for path in SEEDS])
-def test_a_fixture_is_read(name):
+def test_every_unchanged_fixture_is_read(name):
     assert read(next(path for path in SEEDS if path.name == name)) is not None
 
 
@@ -153,11 +153,11 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_work_and_memory_do_not_grow_without_bounds(tmp_path, name):
+def test_a_file_that_needs_unbounded_work_or_memory_is_refused(tmp_path, name):
     assert read(write_lines(tmp_path / "trace", ENDLESS[name])) is None
 
 
-def test_a_gzip_file_of_a_bomb_inside_many_members_is_refused(tmp_path):
+def test_a_gzip_bomb_split_over_many_members_is_refused(tmp_path):
     path = tmp_path / "trace"
     path.write_bytes(gzip.compress(b" " * (1 << 19)) * 5)
     assert read(path) is None

@@ -41,7 +41,7 @@ def requests_of(config: WorkloadConfig = TALK, seed: int = 0, **changes: Any) ->
     return list(loaded.requests)
 
 
-def test_each_round_adds_to_the_whole_conversation():
+def test_each_round_repeats_the_whole_conversation_before_it():
     requests = requests_of()
     assert Counter(session_starts(requests)) == dict.fromkeys(range(CLIENTS), ROUNDS)
     for request in requests:
@@ -61,7 +61,7 @@ def test_the_first_round_may_be_longer():
 def served(
     requests: list[Request], seconds: Callable[[Request], float], seed: int = 0, **settings: Any
 ) -> list[tuple[int, int, Request]]:
-    """(sent, answered, request) in order of sending, with answers that take `seconds`."""
+    """Return (sent ns, answered ns, request) by sending time; answers take `seconds(request)`."""
     config = RoundsConfig(**{"request_rate": 10.0} | settings)
     feeder = RoundFeeder(requests, config, seed=seed)
     events: list[tuple[int, int, Request]] = []
@@ -78,7 +78,7 @@ def served(
 
 @pytest.mark.parametrize("most_in_flight", [1, 3, None])
 @pytest.mark.parametrize("barrier", [False, True])
-def test_rounds_keep_the_limit_and_a_barrier_waits_for_the_last_client(most_in_flight, barrier):
+def test_rounds_keep_the_in_flight_limit_and_a_barrier_waits_for_all(most_in_flight, barrier):
     log = served(
         requests_of(), lambda r: 0.1 + r.session_id, in_flight=most_in_flight, barrier=barrier
     )
@@ -112,7 +112,7 @@ def test_the_next_client_is_drawn_from_the_seed():
     assert [order(seed) for seed in range(5)] == orders
 
 
-def test_a_dropped_client_asks_no_more_and_delays_no_other():
+def test_a_dropped_client_sends_no_more_requests_and_delays_no_other():
     config = RoundsConfig(request_rate=10.0, barrier=True, in_flight=1)
     feeder = RoundFeeder(requests_of(), config, seed=0)
     ((_, first),) = feeder.initial()
@@ -125,7 +125,7 @@ def test_a_dropped_client_asks_no_more_and_delays_no_other():
         feeder.on_answered(gone.requests[0].id, 9)
 
 
-def test_rounds_and_rates_are_stages_unless_stages_end_in_time():
+def test_rounds_and_rates_are_stages_unless_rates_change_at_fixed_times():
     assert stages_of(requests_of(), TALK) == {n: n // CLIENTS for n in range(CLIENTS * ROUNDS)}
     closed = replace(PREFIXES, arrivals=Arrivals.closed)
     requests = requests_of(closed)

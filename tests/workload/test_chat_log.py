@@ -78,7 +78,7 @@ def test_without_a_tokenizer_a_token_has_about_four_letters(log):
     assert plain[2].parent_id == 0
 
 
-def test_a_log_may_name_sessions(tmp_path):
+def test_sessions_that_a_log_names_are_kept(tmp_path):
     named = [line | {"session_id": name} for line, name in zip(LOG, "aba", strict=True)]
     found = load(write_lines(tmp_path / "log.jsonl", named))
     assert session_starts(found) == [0, 1, 0]
@@ -141,7 +141,7 @@ def test_an_invalid_tokenizer_is_refused(log, tokenizer, told):
         load(log, tokenizer=tokenizer)
 
 
-def test_questions_about_shared_documents_are_no_turns(tmp_path):
+def test_questions_about_shared_documents_are_not_turns_of_a_conversation(tmp_path):
     def ask(created: int, document: str, question: str, *more: dict[str, Any]) -> dict[str, Any]:
         asked = {"role": "user", "content": 99 * document + question}
         return {"created": created, "messages": [SYSTEM, asked, *more], "response": "So it is."}

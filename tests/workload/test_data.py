@@ -72,7 +72,7 @@ def test_a_trace_is_looked_for_in_path_data_dir_environment_and_cache(
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_a_pipe_is_refused_before_it_blocks(tmp_path, given):
+def test_a_pipe_in_place_of_a_trace_is_refused_unread(tmp_path, given):
     os.mkfifo(tmp_path / "mine.jsonl")
     with pytest.raises(ValueError, match=r"mine\.jsonl is a pipe or a device, and a trace is read"):
         find(tmp_path / "mine.jsonl" if given else None, None if given else tmp_path)

@@ -41,7 +41,7 @@ JOINED = [
 def feeder_of(
     mode: Arrivals, requests: list[Request] = TREES, **settings: float
 ) -> tuple[Feeder, list[tuple[int, int]]]:
-    """A feeder, and what it releases first."""
+    """Return a feeder, and its first releases as (time in ns, request id)."""
     feeder = Feeder(requests, WorkloadConfig(arrivals=mode, **settings))
     return feeder, named(feeder.initial())
 
@@ -59,7 +59,7 @@ def named(releases: list[Release]) -> list[tuple[int, int]]:
         (Arrivals.closed, {"concurrency": 2, "stagger_s": 7e-9}, [(0, 0), (7, 1)]),
     ],
 )
-def test_a_feeder_first_releases_what_waits_for_no_answer(mode, settings, released):
+def test_a_feeder_first_releases_the_requests_that_wait_for_no_answer(mode, settings, released):
     assert feeder_of(mode, **settings)[1] == released
 
 
@@ -75,7 +75,7 @@ def test_an_answer_releases_the_next_turns(mode, answered_ns, released):
     assert named(feeder_of(mode)[0].on_answered(0, answered_ns)) == released
 
 
-def test_a_place_is_free_when_a_whole_tree_is_answered_or_dropped():
+def test_a_closed_loop_releases_the_next_tree_when_a_whole_tree_is_answered_or_dropped():
     feeder, _ = feeder_of(Arrivals.closed, concurrency=1)
     feeder.on_answered(0, 100)
     feeder.on_answered(2, 200)
@@ -97,7 +97,7 @@ def test_a_dropped_request_takes_its_descendants_along():
     assert len(feeder._unsettled) == 3
 
 
-def test_a_request_is_answered_or_dropped_once():
+def test_answering_or_dropping_a_request_again_is_refused():
     feeder, _ = feeder_of(Arrivals.causal)
     feeder.on_answered(0, 20)
     feeder.on_dropped(2, 21)
@@ -108,7 +108,7 @@ def test_a_request_is_answered_or_dropped_once():
 
 
 @pytest.mark.parametrize("mode", list(Arrivals))
-def test_every_request_is_released_once_and_settled(mode):
+def test_every_request_is_released_once_and_none_is_left_unanswered(mode):
     feeder = Feeder(TREES, WorkloadConfig(arrivals=mode, concurrency=2))
     waiting, served, now_ns = feeder.initial(), [], 0
     while waiting:
@@ -135,7 +135,7 @@ def test_a_request_waits_for_all_sub_agents_that_it_joins(mode, wanted):
 
 
 @pytest.mark.parametrize("answered", [None, 1])
-def test_a_request_is_dropped_with_the_first_sub_agent_that_it_joins(answered):
+def test_a_request_is_dropped_with_the_first_dropped_sub_agent_that_it_joins(answered):
     feeder, _ = feeder_of(Arrivals.closed, JOINED)
     feeder.on_answered(0, 15)
     if answered:

@@ -33,7 +33,7 @@ class Totals(NamedTuple):
 
 
 def totals(found: Workload, *, is_drawn: bool = False) -> Totals:
-    """The totals of a workload; its span is that of each session, added up, if starts are drawn."""
+    """Return a workload's Totals; with drawn session starts, `span_s` is the sum over sessions."""
     requests = found.requests
     times: dict[int, list[int]] = {}
     for each in requests:
@@ -65,7 +65,7 @@ def summed(
     *,
     units_per_s: float = 1,
 ) -> Totals:
-    """The sums of named columns as they stand in the file, without a reader of hicache."""
+    """Return the Totals of the named columns as the file has them, without hicache's readers."""
     found = list(found)
     times = [float(each[time]) for each in found]
     return Totals(
@@ -78,7 +78,7 @@ def summed(
 
 
 def summed_rows(name: str, sessions: int, *, units_per_s: float = 1) -> Totals:
-    """The sums of a file with the columns of Mooncake's traces."""
+    """Return the Totals of a file with the columns of Mooncake's traces."""
     columns = ("input_length", "output_length", "timestamp")
     return summed(records(name), *columns, sessions, units_per_s=units_per_s)
 
@@ -100,7 +100,7 @@ def dynamo_totals() -> Totals:
 
 
 def num_tokens(text: str) -> int:
-    """Four letters of a word, and every other sign, are a token."""
+    """Return a text's tokens: one per four letters of a word, rounded up, and per other sign."""
     return sum(-(-len(piece) // 4) for piece in re.findall(r"\w+|[^\w\s]", text))
 
 
@@ -164,7 +164,7 @@ def sglang_totals() -> Totals:
 
 
 def sessions_totals(name: str) -> Totals:
-    """The requests and streams of sessions; a stream is a session or a sub-agent of one."""
+    """Return the Totals over the streams of a file: its sessions and their sub-agents."""
     streams: list[list[Any]] = [each["requests"] for each in records(name)]
     for stream in streams:  # which grows
         streams += [each["requests"] for each in stream if each["type"] == "subagent"]
@@ -221,7 +221,7 @@ DRAWN = ("aiperf_multi_turn.jsonl", *(name for name in WANTED if FORMS[WANTED[na
 
 
 @pytest.mark.parametrize("name", WANTED)
-def test_a_file_of_a_producer_has_the_totals_of_its_rows(name):
+def test_a_file_of_each_producer_is_read_with_the_totals_of_its_rows(name):
     form, wanted = WANTED[name]
     found = load(FIXTURES / name, time_unit=UNITS.get(name), think_cap_s=1e4)
     assert form_of(Trace(FIXTURES / name)) == form
@@ -250,7 +250,7 @@ def test_a_response_continues_the_one_that_it_names():
     assert found.counts["trace/differing_usage"] >= 1
 
 
-def test_a_turn_with_a_delay_follows_the_one_before_after_that_time():
+def test_a_turn_with_a_delay_follows_the_turn_before_by_that_delay():
     found = load(FIXTURES / "aiperf_delta.jsonl").requests
     first, second, third = (each for each in found if each.session_name == "def-456")
     assert (second.think_ns, third.think_ns) == (500 * 10**6, 250_500_000)
@@ -258,7 +258,7 @@ def test_a_turn_with_a_delay_follows_the_one_before_after_that_time():
     assert shared_len(whole(second), ids(third.prompt)) == 1188 + 8
 
 
-def test_messages_with_a_delay_follow_the_answer_before_them():
+def test_messages_with_a_delay_follow_the_answer_before_by_that_delay():
     found = load(FIXTURES / "aiperf_messages.jsonl").requests
     first, second = (each for each in found if each.session_name == "s1")
     assert (second.parent_id, second.think_ns) == (first.id, 1200 * 10**6)
@@ -268,7 +268,7 @@ def test_messages_with_a_delay_follow_the_answer_before_them():
     assert shared_len(whole(first), ids(second.prompt)) == first.prompt_len + 20
 
 
-def test_equal_hashes_under_other_salts_share_nothing():
+def test_equal_block_hashes_under_different_salts_share_no_prefix():
     first, second, other = load(FIXTURES / "vllm_kv_events.jsonl").requests
     assert first.namespace == second.namespace != other.namespace
     assert (second.parent_id, other.parent_id) == (0, None)
@@ -286,7 +286,7 @@ def test_the_salt_of_an_sglang_event_is_its_namespace(tmp_path):
 
 @pytest.mark.parametrize("name", ["table.gz", "table.jsonl", "table"])
 @pytest.mark.parametrize("container", ["csv", "tsv", "gzip", "zstd", "parquet"])
-def test_the_content_and_not_the_name_tells_the_format_of_a_file(tmp_path, name, container):
+def test_the_format_of_a_file_is_found_by_its_content_and_not_its_name(tmp_path, name, container):
     plain, path = (FIXTURES / "vidur.csv").read_bytes(), tmp_path / name
     if container == "parquet":
         table = {key: [float(r[key]) for r in rows("vidur.csv")] for key in rows("vidur.csv")[0]}
@@ -351,7 +351,7 @@ def test_a_missing_package_for_zstd_is_named(tmp_path, capsys, monkeypatch):
     assert "pyarrow is not installed: pip install" in capsys.readouterr().err
 
 
-def test_other_files_beside_the_shards_of_a_folder_are_left_out(tmp_path):
+def test_files_beside_the_shards_of_a_trace_are_ignored(tmp_path):
     for name in ("LICENSE", "README.txt", ".hidden"):
         (tmp_path / name).write_text("no rows\n")
     (tmp_path / "trace.000.jsonl").write_text("")

@@ -44,7 +44,7 @@ def test_the_seed_decides_the_requests_and_the_rate_their_times(generate):
     assert all(r.parent_id is None or r.parent_id < r.id for r in requests)
 
 
-def test_chats_have_the_statistics_of_the_trace():
+def test_generated_chats_have_the_statistics_of_the_conversation_trace():
     chats = chat(config(3000), seed=1)
     roots = [r for r in chats if r.parent_id is None]
     turns = [(chats[r.parent_id], r) for r in chats if r.parent_id is not None]
@@ -67,7 +67,7 @@ def test_chats_have_the_statistics_of_the_trace():
     assert token_hit_rate(chats) == pytest.approx(0.389, abs=0.04)
 
 
-def test_agents_have_the_statistics_of_the_trace():
+def test_generated_agents_have_the_statistics_of_the_agentic_trace():
     requests = agents(config(150), seed=1)
     turns = [(requests[r.parent_id], r) for r in requests if r.parent_id is not None]
     assert len({ids(r.prompt)[:AGENT_SHARED_TOKENS].tobytes() for r in requests[::9]}) == 1
@@ -98,7 +98,7 @@ def test_a_tool_takes_about_its_duration():
     assert np.median(waits_s) == pytest.approx(40, rel=0.1)
 
 
-def test_the_mix_has_one_agent_for_four_conversations():
+def test_the_builtin_mix_has_one_agent_for_four_conversations():
     requests = builtin(config(50), seed=0)
     of_agents = {r.session_id for r in requests if r.stop_reason == "tool_use"}
     assert len({r.session_id for r in requests}) == 50

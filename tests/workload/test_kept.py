@@ -14,7 +14,7 @@ from hicache.workload.kept import FILES_KEPT, kept
 
 
 class Maker:
-    """Makes arrays, and counts how often."""
+    """A function that returns new arrays and counts its calls."""
 
     num_calls = 0
 
@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check(make: Maker, num_calls: int, *parts: bytes) -> None:
-    """The result for `parts` is right, and was made anew in `num_calls` of all calls so far."""
+    """Check the result for `parts`, and that `make` has been called `num_calls` times so far."""
     found = kept(make, *parts)
     assert {name: (a.dtype, a.tolist()) for name, a in found.items()} == {
         "ids": (np.int32, list(range(1000))),
@@ -42,7 +42,7 @@ def check(make: Maker, num_calls: int, *parts: bytes) -> None:
 
 @pytest.fixture
 def file(folder: Path) -> Path:
-    """The file with the result for `one`."""
+    """The path of the file that keeps the result for the part `one`."""
     check(Maker(), 1, b"one")
     (file,) = folder.iterdir()
     return file
@@ -56,7 +56,7 @@ def test_a_result_for_the_same_parts_is_read_and_not_made_again(folder):
 
 
 @pytest.mark.parametrize("place", [0, 15, 16, 400, -1])
-def test_a_damaged_file_is_made_again(file, place):
+def test_a_damaged_file_of_a_kept_result_is_made_again(file, place):
     damaged = bytearray(file.read_bytes())
     damaged[place] ^= 1
     file.write_bytes(damaged)
@@ -66,7 +66,7 @@ def test_a_damaged_file_is_made_again(file, place):
 
 
 @pytest.mark.parametrize("length", [0, 8, 16, 500])
-def test_a_file_that_was_cut_is_made_again(file, length):
+def test_a_file_of_a_kept_result_that_was_cut_off_is_made_again(file, length):
     os.truncate(file, length)
     check(Maker(), 1, b"one")
 
@@ -98,7 +98,7 @@ def test_a_failed_write_leaves_the_old_file(file, monkeypatch):
     assert file.read_bytes() == before
 
 
-def test_a_full_disk_keeps_no_part_of_a_file(folder):
+def test_a_full_disk_leaves_no_part_of_a_file(folder):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
@@ -131,7 +131,7 @@ def test_two_writers_leave_a_whole_file(folder):
     assert len(list(folder.iterdir())) == 1
 
 
-def test_the_file_unused_for_longest_is_forgotten(folder):
+def test_the_file_unused_for_longest_is_deleted(folder):
     make = Maker()
     for number in range(FILES_KEPT):
         check(make, number + 1, bytes([number]))

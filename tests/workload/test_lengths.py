@@ -1,4 +1,4 @@
-"""Tables of lengths and times."""
+"""Traces that are tables of prompt lengths, answer lengths and arrival times."""
 
 import csv
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
     assert [r.parent_id for r in found] == [None, None, 0, None]
 
 
-def test_a_turn_repeats_the_one_before_and_its_answer_as_far_as_it_is_long(tmp_path):
+def test_a_turn_repeats_the_previous_prompt_and_answer_up_to_its_own_length(tmp_path):
     rows = [0, 100, 7, "a"], [1, 150, 9, "a"], [2, 60, 9, "a"]
     first, second, third = load(tmp_path, HEADER, *rows)
     assert shared_len(whole(first), ids(second.prompt)) == 107
@@ -53,7 +53,7 @@ def test_requests_without_sessions_share_no_token(tmp_path):
         (["arrived_at", "num_prefill_tokens", "num_decode_tokens"], ["0", "4.314579"]),
     ],
 )  # fmt: skip
-def test_the_columns_of_public_tables_are_known(tmp_path, header, times):
+def test_the_columns_of_public_tables_are_recognized(tmp_path, header, times):
     found = load(tmp_path, header, *([time, 4808, 10] for time in times))
     assert [(r.arrival_ns, r.prompt_len, r.output_len) for r in found] == [
         (0, 4808, 10),
@@ -100,13 +100,13 @@ def test_an_invalid_table_is_refused_without_its_texts(tmp_path, contents, told)
     assert "Quince" not in str(caught.value)
 
 
-def test_session_names_may_have_another_encoding(tmp_path):
+def test_session_names_that_are_not_utf_8_are_read(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_bytes(",".join(HEADER).encode() + b"\n0,9,5,a\n1,9,5,caf\xe9\n2,9,5,a\n")
     assert session_starts(load_requests(path)) == [0, 1, 0]
 
 
-def test_the_session_column_of_burst_gpt_is_known(tmp_path):
+def test_the_session_column_of_burst_gpt_is_recognized(tmp_path):
     header = ["Timestamp", "Session ID", "Request tokens", "Response tokens"]
     found = load(tmp_path, header, [5, "a", 100, 7], [9, "a", 150, 9])
     assert [each.parent_id for each in found] == [None, 0]

@@ -27,7 +27,7 @@ def test_a_prompt_has_the_tokens_of_its_blocks_cut_to_its_length(tmp_path):
     assert request.prompt.starts.tolist() == [2048]  # adjacent blocks are one run
 
 
-def test_answers_without_a_next_turn_have_ids_of_their_own(tmp_path):
+def test_answers_without_a_next_turn_have_token_ids_of_their_own(tmp_path):
     requests = load_rows(tmp_path, [(0, 600, 9, [0, 1]), (0, 600, 9, [0, 2])])
     answers = np.concatenate([ids(request.output) for request in requests])
     assert len(set(answers.tolist())) == 18
@@ -51,7 +51,7 @@ def test_a_short_next_turn_gives_the_answer_its_first_tokens_only(tmp_path):
     assert shared_len(whole(first), whole(second)) == 1060
 
 
-def test_only_the_first_next_turn_continues_the_answer(tmp_path):
+def test_only_the_first_of_two_next_turns_repeats_the_answer(tmp_path):
     rows: list[Row] = [
         (0, 1030, 10, [0, 1, 2]),
         (5, 1600, 10, [0, 1, 3, 4]),

@@ -39,7 +39,7 @@ def lengths(found: Workload) -> list[tuple[int, int]]:
 # -- units -------------------------------------------------------------------------------------
 
 
-def test_times_of_bailian_are_seconds_because_of_its_fields(tmp_path):
+def test_times_of_rows_with_the_fields_of_bailian_are_seconds(tmp_path):
     named = {"parent_chat_id": -1, "turn": 1, "type": "text"}
     rows = [row | named | {"chat_id": n} for n, row in enumerate(block_rows(3, step=2.5))]
     assert span_s(load_rows(tmp_path, rows)) == 5
@@ -52,7 +52,7 @@ def test_times_of_bailian_are_seconds_because_of_its_fields(tmp_path):
         (1_700_000_000, 60, r"line 1: .*since 1970.* set workload\.time_unit", {"s": 120}),
     ],
 )
-def test_times_in_an_uncertain_unit_ask_for_the_unit(tmp_path, first, step, told, spans_s):
+def test_times_in_an_uncertain_unit_need_the_unit_set(tmp_path, first, step, told, spans_s):
     rows = [row | {"timestamp": first + row["timestamp"]} for row in block_rows(3, step=step)]
     with pytest.raises(TraceError, match=told):
         load_rows(tmp_path, rows)
@@ -77,7 +77,7 @@ def test_notes_name_the_unit_the_block_size_and_the_rule_of_sessions(tmp_path):
 
 
 @pytest.mark.parametrize("fraction", ["", ".5", ".500000", ".5000000"])
-def test_the_zone_of_a_date_counts(tmp_path, fraction):
+def test_the_time_zone_of_a_date_is_applied(tmp_path, fraction):
     path = tmp_path / "t.csv"
     path.write_text(
         "timestamp,input_length,output_length\n"
@@ -134,7 +134,7 @@ def test_an_odd_row_is_left_out_counted_and_noted(tmp_path, odd, why):
 
 
 @pytest.mark.parametrize("odd", [{"output_length": 0}, {"output_length": None}, {}])
-def test_a_request_without_an_answer_gets_one_token(tmp_path, odd):
+def test_a_request_without_an_answer_gets_one_answer_token(tmp_path, odd):
     rows = block_rows(3)
     del rows[1]["output_length"]
     rows[1] |= odd
@@ -231,7 +231,7 @@ HIDDEN = {"completion_tokens": 505, "completion_tokens_details": {"reasoning_tok
         ({"response": {"choices": [{"message": {"content": "one two"}}]}}, 2, {}),
     ],
 )
-def test_the_answer_of_a_chat_is_found_with_its_reasoning(tmp_path, row, answer_len, counts):
+def test_the_answer_of_a_chat_includes_its_reasoning(tmp_path, row, answer_len, counts):
     found = load_rows(tmp_path, [chat(**row)])
     assert [each.output_len for each in found.requests] == [answer_len]
     assert found.counts == counts
@@ -258,7 +258,7 @@ def test_the_data_of_an_image_is_not_counted_as_text(tmp_path, content):
     assert found.prompt_len == 1050
 
 
-def test_equal_images_of_two_turns_are_shared(tmp_path):
+def test_equal_images_of_two_turns_have_equal_tokens(tmp_path):
     image = [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]
     first = {"role": "user", "content": image}
     answer, again = ({"role": role, "content": "a bear"} for role in ("assistant", "user"))
@@ -299,13 +299,13 @@ def test_messages_of_aiperf_have_times_in_ms(tmp_path):
 
 
 def event(time: float, first: int, last: int, parent: int | None = None, **more: Any) -> list[Any]:
-    """A batch with one event, which stores the blocks [first, last) of 64 tokens."""
+    """Return a batch of one KV event at `time` s: stores blocks [first, last) of 64 tokens each."""
     stored = {"type": "BlockStored", "token_ids": [], "block_size": 64}
     blocks = {"block_hashes": [*range(first, last)], "parent_block_hash": parent}
     return [time, [stored | blocks | more]]
 
 
-def test_the_kind_of_a_group_and_not_its_number_names_full_attention(tmp_path):
+def test_kv_events_of_full_attention_are_found_by_group_kind_and_not_number(tmp_path):
     states = {"group_idx": 0, "kv_cache_spec_kind": "mamba"}
     full = {"group_idx": 1, "kv_cache_spec_kind": "full_attention"}
     rows = [event(1, 900, 901, **states), event(1, 0, 10, **full), event(9, 10, 20, 9, **full)]
@@ -314,7 +314,7 @@ def test_the_kind_of_a_group_and_not_its_number_names_full_attention(tmp_path):
         load_rows(tmp_path, rows[:1])
 
 
-def test_the_device_may_be_in_lower_case(tmp_path):
+def test_kv_events_that_name_the_gpu_in_lower_case_are_read(tmp_path):
     rows = [event(1, 0, 4, medium="gpu", locality="local"), event(2, 5, 9, medium="cpu")]
     assert [each.prompt_len for each in load_rows(tmp_path, rows).requests] == [256]
 
@@ -354,7 +354,7 @@ TURNS = [asked(7.5 * n, [*range(n + 2)]) for n in range(4)]
 
 
 @pytest.mark.parametrize("blocks", [[[0, 1]] * 5, [[n, n + 1] for n in range(5)]])
-def test_sessions_of_equal_lengths_are_different(tmp_path, blocks):
+def test_sessions_of_equal_lengths_are_not_merged(tmp_path, blocks):
     rows = [weka(f"s{n}", [asked(0, each)]) for n, each in enumerate(blocks)]
     assert len({each.session_id for each in load_rows(tmp_path, rows).requests}) == 5
 
@@ -454,6 +454,6 @@ def test_a_time_is_a_number_or_a_date_which_without_a_zone_is_in_utc(value, want
 
 
 @pytest.mark.parametrize("value", [True, None, "soon", "0001-01-01T00:00:00+23:00x", [1]])
-def test_what_is_neither_a_number_nor_a_date_is_no_time(value):
+def test_a_time_that_is_neither_a_number_nor_a_date_is_refused(value):
     with pytest.raises(OddRow, match="t must be a number or a date"):
         time_ns(value, 1, "t")

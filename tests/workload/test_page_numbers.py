@@ -37,7 +37,7 @@ def check(requests: Sequence[Request], page_size: int) -> int:
 
 
 def drawn(rng: Random, number: int, known: list[list[int]]) -> Request:
-    """A request with a part of an earlier one, and then other tokens."""
+    """Draw a request that begins with part of one in `known` (token ids), and add its ids to it."""
     ids = list(rng.choice(known)) if known and rng.random() < 0.8 else []
     ids = ids[: rng.randint(0, len(ids))]
     while len(ids) < 4 or rng.random() < 0.7:
@@ -72,7 +72,7 @@ def test_only_whole_pages_are_numbered_wherever_the_answer_begins():
     assert check([request_of(0, spans_of((0, 2)), spans_of((9, 1)))], 4) == 0
 
 
-def test_kept_numbers_are_used_for_equal_requests_only():
+def test_kept_page_numbers_are_used_for_equal_requests_only():
     first = [request_of(7, spans_of((0, 8)), spans_of((50, 8)))]
     other = [request_of(7, spans_of((0, 8)), spans_of((51, 8)))]
     for requests in (first, other, [*first, *other], first):

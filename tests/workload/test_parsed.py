@@ -52,7 +52,7 @@ def test_a_second_load_is_equal_and_parses_nothing(trace, parses):
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4])
-def test_a_limit_cuts_what_was_parsed_before(trace, parses, limit):
+def test_a_limit_is_applied_without_parsing_the_trace_again(trace, parses, limit):
     whole = portrait(load_requests(trace))
     assert portrait(load_requests(trace, limit=limit)) == whole[:limit]
     assert parses == [trace]

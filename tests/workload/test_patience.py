@@ -28,6 +28,6 @@ def test_a_share_of_the_requests_is_aborted_after_exponential_times():
     assert all(abs(drawn[number] - 2 * halved[number]) <= 2 for number in drawn)
 
 
-def test_a_smaller_share_is_a_part_of_a_larger_one():
+def test_requests_aborted_at_a_smaller_share_are_also_aborted_at_a_larger_one():
     assert patience(0.1).items() < patience().items() == patience().items()
     assert patience() != patience(seed=1)

@@ -43,7 +43,7 @@ def test_the_conversation_trace_has_its_published_size_and_hit_rates(tokens, hit
     assert token_hit_rates(requests) == pytest.approx((hit_rate, of_states), abs=0.003)
 
 
-def test_the_agentic_sessions_extend_their_prompts():
+def test_nine_of_ten_turns_of_agentic_sessions_extend_the_prompt_before():
     requests = load("weka_agentic", TraceTokens.reconstructed)
     followed = [r for r in requests if r.parent_id is not None]
     extending = [

@@ -28,7 +28,7 @@ Paths = list[list[int]]
 
 
 def requests_of(paths: Paths, block: int) -> list[Request]:
-    """A request for each list of blocks: all of them may hit, and nothing else is kept."""
+    """Return a request per path of blocks of `block` tokens; all blocks may hit, its answer not."""
     return [
         Request(
             id=number,
@@ -45,7 +45,7 @@ def requests_of(paths: Paths, block: int) -> list[Request]:
 
 
 def random_paths(seed: int) -> Paths:
-    """Sessions that grow by random steps and begin with one of three roots."""
+    """Return the block ids of 120 requests, which extend random prefixes of earlier ones."""
     rng = np.random.default_rng(seed)
     sessions: Paths = [[each] for each in range(3)]
     paths = []
@@ -93,7 +93,7 @@ def belady_hits(paths: Paths, capacity: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_hits_of_all_sizes_equal_those_of_caches_of_these_sizes(seed: int) -> None:
+def test_hits_from_one_pass_equal_those_of_lru_and_belady_caches_of_each_size(seed: int) -> None:
     paths = random_paths(seed)
     used = reuse(requests_of(paths, BLOCK), BLOCK)
     for capacity in (0, 1, 2, 5, 17, 60, used.full_pages - 1, used.full_pages, 10_000):

@@ -26,7 +26,7 @@ CHAINS: list[Row] = [(0, 40, 5, [0, 1, 2]), (10, 40, 5, [3, 4, 5]), (20, 70, 5, 
 
 
 def written(folder: Path, rows: list[Any], **columns: list[Any]) -> Path:
-    """A trace of these rows, with further columns."""
+    """Write a trace of `rows` with further columns (one value per row), and return its path."""
     records = [
         mooncake_record(row) | {name: values[n] for name, values in columns.items()}
         for n, row in enumerate(rows)
@@ -40,7 +40,7 @@ def refused(path: Path, told: str, **settings: Any) -> None:
 
 
 def noted(path: Path, told: str, **settings: Any) -> list[int | None]:
-    """The parents of the requests of a trace whose notes say this."""
+    """Load a trace, check that a note of it matches `told`, and return each request's parent."""
     found = load(path, **settings)
     assert any(re.search(told, note) for note in found.notes), found.notes
     return [request.parent_id for request in found.requests]
@@ -75,7 +75,7 @@ def test_a_trace_of_any_block_size_is_read_as_it_was_written(tmp_path, block_tok
         lambda blocks, _: [-n - 1 for n in blocks],
     ],
 )
-def test_block_size_and_turns_are_found_whatever_the_block_ids(tmp_path, blocks_of):
+def test_block_size_and_turns_are_inferred_from_block_ids_of_any_form(tmp_path, blocks_of):
     rows = [(at, length, out, blocks_of(blocks, length)) for at, length, out, blocks in CHAINS]
     found = load(written(tmp_path, rows)).requests
     assert [(r.arrival_ns, r.prompt_len, r.output_len) for r in found] == [
@@ -94,7 +94,7 @@ def test_block_size_and_turns_are_found_whatever_the_block_ids(tmp_path, blocks_
         ({"chat_id": [7, 8, 9], "parent_chat_id": [None, 7, 8]}, [None, 0, 1], [0, 0, 0]),
     ],
 )
-def test_a_trace_may_name_sessions_or_parents(tmp_path, columns, parents, sessions):
+def test_sessions_or_parents_that_a_trace_names_are_kept(tmp_path, columns, parents, sessions):
     found = load(written(tmp_path, CHAINS, **columns)).requests
     assert [r.parent_id for r in found] == parents
     assert session_starts(found) == sessions
@@ -154,7 +154,7 @@ def test_the_one_row_with_another_unit_of_time_is_left_out(tmp_path):
 
 
 @pytest.mark.parametrize(("chats", "num_sessions"), [(17, 1), (18, 18)])
-def test_a_prompt_that_many_requests_begin_with_is_no_earlier_turn(tmp_path, chats, num_sessions):
+def test_a_prompt_that_many_requests_begin_with_is_not_their_parent(tmp_path, chats, num_sessions):
     system = list(range(64))  # the first request asks hardly anything more
     rows: list[Row] = [(0, 1030, 5, [*system, 64])]
     for chat in range(1, chats):
@@ -164,7 +164,7 @@ def test_a_prompt_that_many_requests_begin_with_is_no_earlier_turn(tmp_path, cha
     assert shared_len(ids(found[3].prompt), ids(found[9].prompt)) == 1024
 
 
-def test_questions_about_one_document_are_no_conversation(tmp_path):
+def test_questions_about_one_document_are_not_turns_of_a_conversation(tmp_path):
     document = list(range(64))  # of 1,024 tokens; most questions fit into a part of a block
     rows: list[Row] = [
         (at, 1028 + at % 20, 200, [*document, *range(100 * at, 100 * at + 1 + (at % 20 > 12))])
@@ -173,7 +173,7 @@ def test_questions_about_one_document_are_no_conversation(tmp_path):
     assert {r.parent_id for r in load(written(tmp_path, rows)).requests} == {None}
 
 
-def test_a_file_that_does_not_suit_the_named_trace_is_refused_with_a_hint(tmp_path):
+def test_a_file_of_another_format_than_the_named_trace_is_refused_with_a_hint(tmp_path):
     path = written(tmp_path, CHAINS)
     config = TraceConfig(kind="mooncake_conversation", path=str(path))
     told = r"1 blocks of 512 tokens, got 3; .* workload=trace detects the format"

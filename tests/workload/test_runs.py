@@ -25,7 +25,7 @@ def test_appended_runs_are_merged_and_empty_ones_left_out():
 
 
 @pytest.mark.parametrize("begin", range(10))
-def test_a_cut_is_a_slice_of_the_ids(begin):
+def test_a_cut_of_runs_is_the_slice_of_their_ids(begin):
     for end in range(10):
         assert ids_of(cut_runs(RUNS, begin, end)) == IDS[begin:end]
         assert is_prefix(cut_runs(RUNS, 0, end), RUNS)
@@ -34,5 +34,5 @@ def test_a_cut_is_a_slice_of_the_ids(begin):
 @pytest.mark.parametrize(
     "head", [[(10, 2), (5, 1)], [(10, 4)], [(11, 1)], [*RUNS, (30, 1)], [(10, 3), (5, 2)]]
 )
-def test_other_ids_are_no_prefix(head):
+def test_runs_of_other_ids_are_not_a_prefix(head):
     assert not is_prefix(head, RUNS)

@@ -18,7 +18,7 @@ Entry = dict[str, object]
 
 
 def ask(t: float, prompt: int, blocks: list[int], **more: object) -> Entry:
-    """One raw request; its answer has 40 tokens and took 2 s."""
+    """Return a raw request at `t` s; its prompt has `prompt` tokens, its answer 40 in 2 s."""
     request: Entry = {"t": t, "type": "n", "in": prompt, "out": 40, "hash_ids": blocks}
     return request | {"stop": "tool_use", "api_time": 2.0, "think_time": 3.0} | more
 
@@ -34,7 +34,7 @@ def load(
     rate: float = 1.0,
     tokens: TraceTokens = TraceTokens.reconstructed,
 ) -> list[Request]:
-    """The requests of a folder with one file for each session."""
+    """Write each session to a file of `folder`, and return the requests that are loaded from it."""
     for place, record in enumerate(sessions):
         (folder / f"trace_{place}.json").write_text(json.dumps(record))
     config = TraceConfig(tokens=tokens, think_cap_s=100, session_rate=rate)
@@ -48,7 +48,7 @@ THREE_TURNS = session(
 )
 
 
-def test_a_turn_follows_the_one_before_after_its_think_time(tmp_path):
+def test_a_turn_follows_the_turn_before_after_its_think_time(tmp_path):
     requests = load(tmp_path, THREE_TURNS)
     assert [(r.parent_id, r.think_ns, r.stop_reason) for r in requests] == [
         (None, 0, "tool_use"),
@@ -61,25 +61,25 @@ def test_a_turn_follows_the_one_before_after_its_think_time(tmp_path):
     ("tokens", "shared"),
     [(TraceTokens.reconstructed, [240, 340]), (TraceTokens.literal, [192, 256])],
 )
-def test_a_turn_repeats_the_one_before_and_its_answer_or_full_blocks(tmp_path, tokens, shared):
+def test_a_turn_repeats_the_turn_before_and_its_answer_or_full_blocks(tmp_path, tokens, shared):
     turns = load(tmp_path, THREE_TURNS, tokens=tokens)
     pairs = pairwise(turns)
     assert [shared_len(whole(one), ids(two.prompt)) for one, two in pairs] == shared
 
 
-def test_a_changed_context_does_not_repeat_the_answer(tmp_path):
+def test_a_turn_with_a_changed_context_does_not_repeat_the_answer(tmp_path):
     first, second = load(tmp_path, session(ask(0.0, 200, [1, 2, 3]), ask(5.0, 300, [1, 2, 9, 10])))
     assert second.parent_id == first.id
     assert shared_len(whole(first), ids(second.prompt)) == 128
 
 
-def test_a_return_to_an_older_context_continues_it(tmp_path):
+def test_a_turn_that_returns_to_an_older_context_repeats_it_and_its_answer(tmp_path):
     turns = ask(0.0, 200, [1, 2, 3]), ask(5.0, 150, [20, 21]), ask(10.0, 300, [1, 2, 3, 4])
     requests = load(tmp_path, session(*turns))
     assert shared_len(whole(requests[0]), ids(requests[2].prompt)) == 240
 
 
-def test_sessions_share_no_token(tmp_path):
+def test_equal_block_ids_of_two_sessions_share_no_token(tmp_path):
     requests = load(tmp_path, THREE_TURNS, session(ask(0.0, 210, [1, 2, 3]), name="b"))
     left, right = {r.session_id: set(ids(r.prompt).tolist()) for r in requests}.values()
     assert not left & right
@@ -111,13 +111,13 @@ def test_a_capped_think_time_shortens_arrivals(tmp_path):
     assert second.arrival_ns - first.arrival_ns == 102 * 10**9
 
 
-def test_a_missing_think_time_follows_from_the_times(tmp_path):
+def test_a_missing_think_time_is_computed_from_request_times(tmp_path):
     second = ask(9.0, 300, [1, 2, 3, 4])
     del second["think_time"]
     assert load(tmp_path, session(ask(0.0, 200, [1, 2, 3]), second))[1].think_ns == 7 * 10**9
 
 
-def test_an_answer_without_tokens_gets_one(tmp_path):
+def test_an_answer_without_tokens_gets_one_token(tmp_path):
     assert load(tmp_path, session(ask(0.0, 200, [1, 2, 3], out=0)))[0].output_len == 1
 
 
@@ -180,7 +180,7 @@ AGENTX = Path(__file__).parent / "fixtures" / "agentx.jsonl"
 
 
 def load_agentx(tokens: TraceTokens = TraceTokens.literal) -> list[Request]:
-    """The fixture's first session of 12 requests, and its second of 2 long after."""
+    """Return the fixture's requests: 12 of its first session, then 2 of the other, long after."""
     config = TraceConfig(tokens=tokens, think_cap_s=600, session_rate=1e-6)
     requests = load_weka(Trace(AGENTX), config, seed=4)
     assert [len({r.session_id for r in each}) for each in (requests[:12], requests[12:])] == [4, 1]

@@ -1,4 +1,4 @@
-"""Windows of a workload: they share no measured request, and sessions keep their names."""
+"""Windows of a workload: they share no measured request, and sessions keep their ids."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_a_window_starts_with_the_requests_of_its_warm_up_and_is_numbered_anew()
     assert orphans > 0
 
 
-def test_a_session_has_one_name_under_every_seed_and_in_every_window(tmp_path):
+def test_a_session_has_one_id_under_every_seed_and_in_every_window(tmp_path):
     turns = [(turn, chat) for turn in range(4) for chat in range(6)]
     blocks = [[10 * chat + n for n in range(turn + 2)] for turn, chat in turns]
     config = mooncake(tmp_path, [1000 * second for second in range(24)], blocks)
@@ -82,7 +82,7 @@ def test_a_session_has_one_name_under_every_seed_and_in_every_window(tmp_path):
     assert len(set.union(*names.values())) == 6
 
 
-def test_other_prompts_and_copies_have_other_names():
+def test_sessions_with_other_prompts_and_copies_have_other_ids():
     first, second = ({r.session_id for r in loaded(CHAT, seed)} for seed in (0, 1))
     assert len(first | second) == 80
     plain = load_workload(CHAT, data_dir=None, seed=0)
@@ -129,6 +129,6 @@ def test_an_empty_window_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["5/5", "0/0", "1", "-1/2", "a/b", "1/2/3"])
-def test_a_slice_must_be_one_of_the_parts(text):
+def test_a_slice_that_names_no_part_is_refused(text):
     with pytest.raises(ValueError, match=r"workload\.slice must be i/n with i from 0 to n - 1"):
         WorkloadConfig(slice=text)

@@ -28,7 +28,7 @@ def load(config: WorkloadConfig = CHAT, seed: int = 0, **changes: object) -> Wor
 
 
 def first_tokens(workload: Workload) -> set[int]:
-    """The last token of each first prompt, which identifies a session in copies and samples."""
+    """Return the id after the last token of each first prompt, which identifies the session."""
     firsts = [r.prompt for r in workload.requests if r.parent_id is None]
     return {int(prompt.starts[-1] + prompt.counts[-1]) for prompt in firsts}
 
@@ -38,7 +38,7 @@ def shapes(workload: Workload) -> list[tuple[object, ...]]:
 
 
 def check_order(workload: Workload) -> None:
-    """Requests are numbered by arrival, and follow their parents in one session."""
+    """Check that requests are numbered by arrival, and follow their parents in one session."""
     requests = workload.requests
     assert [r.id for r in requests] == list(range(len(requests)))
     arrivals = [r.arrival_ns for r in requests]
@@ -49,7 +49,7 @@ def check_order(workload: Workload) -> None:
             assert requests[request.parent_id].session_id == request.session_id
 
 
-def test_an_unknown_kind_is_refused_with_the_known_ones():
+def test_an_unknown_workload_kind_is_refused_with_the_known_kinds():
     with pytest.raises(ValueError, match=r"workload\.kind must be one of builtin, chat.*'chta'"):
         load(WorkloadConfig(kind="chta"))
 
@@ -95,13 +95,13 @@ def test_jitter_delays_each_session_by_a_time_of_its_own():
     check_order(load(seed=3, start_jitter_s=30.0))
 
 
-def test_jitter_differs_between_seeds():
+def test_the_jitter_of_session_starts_differs_between_seeds():
     requests = load().requests
     first, second = ([r.arrival_ns for r in jitter_starts(requests, 2.0, it)] for it in (0, 1))
     assert first != second
 
 
-def test_only_weka_sessions_have_drawn_starts(tmp_path):
+def test_only_weka_sessions_have_random_starts(tmp_path):
     write_lines(tmp_path / "mooncake_conversation.jsonl.gz", [ROW])
     config = TraceConfig(kind="mooncake_conversation")
     found = load_workload(config, data_dir=str(tmp_path), seed=0)
@@ -113,7 +113,7 @@ def test_only_weka_sessions_have_drawn_starts(tmp_path):
     assert found.description.endswith("session starts drawn")
 
 
-def test_a_sample_has_a_share_of_the_sessions():
+def test_a_sample_has_the_given_share_of_the_sessions():
     workload = load()
     quarter, one = (first_tokens(sample_sessions(workload, share, 3)) for share in (0.25, 1e-9))
     assert (len(quarter), len(one)) == (10, 1)
@@ -217,7 +217,7 @@ def test_a_session_ends_before_its_first_request_beyond_the_context(tmp_path):
         weka_folder(tmp_path, long, short, max_context=9)
 
 
-def test_copies_join_their_own_sub_agents(tmp_path):
+def test_copies_of_sessions_join_their_own_sub_agents(tmp_path):
     sessions = [
         session(ask(0.0, 200 + n, [1, 2, 3]), subagent(3.0, 3.0), ask(90.0, 300, [1, 2, 3, 4]))
         for n in range(2)

@@ -37,7 +37,7 @@ def load_rows(
 
 
 def load(path: Path, **settings: Any) -> Workload:
-    """The workload of a trace whose form is detected."""
+    """Load a trace file whose form is detected; `settings` are fields of TraceConfig."""
     config = TraceConfig(kind="trace", path=str(path), **settings)
     return load_workload(config, data_dir=None, seed=0)
 
@@ -51,7 +51,7 @@ def ids(spans: TokenSpans) -> NDArray[np.int32]:
 
 
 def whole(request: Request) -> NDArray[np.int32]:
-    """Prompt and answer."""
+    """Return the token ids of the prompt and the answer."""
     return np.concatenate((ids(request.prompt), ids(request.output)))
 
 

@@ -1,4 +1,4 @@
-"""The file engine: modification times tell ages, and several processes keep one capacity."""
+"""The file engine: ages by modification time, and one capacity for several processes."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Eviction as in a Mooncake store: what leaves, and when."""
+"""Eviction as in a Mooncake store: which pages are evicted, and when."""
 
 from hashlib import sha256
 
@@ -13,7 +13,7 @@ def keys(*numbers: int) -> list[bytes]:
 
 
 def filled(*, asked: range = range(0)) -> MooncakeMaster:
-    """A store that is filled to its limit of 95 % with 9,500 pages, of which `asked` are used."""
+    """A store filled to its limit of 95 % with 9,500 pages, of which `asked` were looked up."""
     storage = MooncakeMaster(capacity_bytes=10 * NUM_PAGES, page_bytes={0: 10})
     for first in range(0, 9_500, 500):
         storage.write(keys(*range(first, first + 500)), [EMPTY] * 500)

@@ -22,7 +22,7 @@ MIB = 2**20
 
 @pytest.fixture
 def connect() -> Iterator[Callable[..., RedisStorage]]:
-    """Opens stores of the namespace `test`, which are closed in the end."""
+    """A function that opens stores of the namespace `test`; all are closed at the end."""
     with ExitStack() as stack:
 
         def connect_to(url: str, namespace: str = "test", **options: float) -> RedisStorage:
@@ -59,7 +59,7 @@ def test_a_batch_of_many_messages_is_read_as_it_was_written(storage):
         ([1, 17 * MIB], [1, 1]),
     ],
 )
-def test_a_part_of_a_batch_has_16_mib_or_one_page(sizes, counts):
+def test_a_batch_is_split_into_parts_of_16_mib_or_one_page(sizes, counts):
     found = list(parts(sizes, 16 * MIB))
     assert [part.stop - part.start for part in found] == counts
     indices = [index for part in found for index in range(part.start, part.stop)]
@@ -72,7 +72,7 @@ def test_a_batch_that_is_stored_in_part_is_completed(storage):
     assert read(storage, keys(1, 2, 3, 4, 5)) == [payload(each) for each in keys(1, 2, 3, 4, 5)]
 
 
-def test_a_page_that_another_client_writes_first_stays(storage, connect, redis_url, namespace):
+def test_a_page_that_another_client_writes_first_is_kept(storage, connect, redis_url, namespace):
     write(connect(redis_url, namespace), keys(1))
     storage.contains = lambda page_keys: [False] * len(page_keys)
     assert storage.write(keys(1, 2), [payload(keys(3)[0]), payload(keys(2)[0])]) == [True, True]

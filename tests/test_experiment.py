@@ -209,7 +209,7 @@ def test_the_config_names_every_built_in_policy(names, policies):
         ((), PageAllocator, False),
     ],
 )
-def test_checks_of_a_run_follow_its_settings(overrides, allocator, is_checked, monkeypatch):
+def test_settings_decide_which_checks_a_run_makes(overrides, allocator, is_checked, monkeypatch):
     checked, compared = [], []
     monkeypatch.setattr(invariants, "check", lambda *told: checked.append(told))
     monkeypatch.setattr(RankedEngine, "check_equal", lambda engine: compared.append(engine))
@@ -229,7 +229,7 @@ def test_checks_of_a_run_follow_its_settings(overrides, allocator, is_checked, m
 
 
 @pytest.mark.parametrize("collects", [True, False])
-def test_a_run_restores_the_garbage_collector_and_leaves_it_no_nodes(collects):
+def test_a_run_restores_the_garbage_collector_and_leaves_no_tree_nodes(collects):
     before = gc.isenabled()
     gc.collect()
     try:

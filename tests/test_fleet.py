@@ -141,6 +141,6 @@ def test_a_request_that_waits_for_another_replica_is_refused(
         fleet.run(config)
 
 
-def test_a_killed_worker_ends_the_run_with_a_sentence() -> None:
+def test_a_killed_worker_ends_the_run_with_an_error() -> None:
     with pytest.raises(ValueError, match="a worker process was killed"):
         fleet.run(config_of(*FLEET, *CHAT, "parallel.workers=2", OWN + "Killed"))

@@ -35,7 +35,7 @@ def test_every_example_of_the_page_and_the_notebook_runs(page, tmp_path):
     subprocess.run([sys.executable, "script.py"], check=True, cwd=tmp_path)
 
 
-def test_a_run_is_read_back_and_kept_and_no_other_run_replaces_it(tmp_path, capsys):
+def test_a_finished_run_is_loaded_and_not_replaced_by_another_run(tmp_path, capsys):
     run = hicache.run(*SMALL, out_dir=tmp_path)
     assert hicache.load(run.path).summary == run.summary
     assert len(run.requests) == run.summary["request/count"]

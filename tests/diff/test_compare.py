@@ -135,7 +135,7 @@ def test_a_side_that_reports_no_state_is_compared_without_it(compared: Compared)
         ("9", "9", None),
     ],
 )
-def test_a_side_that_cannot_go_on_ends_the_comparison(
+def test_an_error_of_a_side_ends_the_comparison(
     compared: Compared, base: str, head: str, failure: str | None
 ) -> None:
     found = compared(AGAIN, base={"fail_at": base}, head={"fail_at": head})

@@ -124,7 +124,7 @@ def test_a_checkout_is_used_in_place(installs: list[tuple[str, ...]], tmp_path: 
     assert launch.name == "mine"
 
 
-def test_a_wheel_is_known_by_its_content(installs: list[tuple[str, ...]], tmp_path: Path) -> None:
+def test_equal_wheels_are_installed_once(installs: list[tuple[str, ...]], tmp_path: Path) -> None:
     wheel = tmp_path / "sglang-9.whl"
     paths = []
     for text in ("one", "two", "one"):

@@ -133,7 +133,7 @@ def test_the_order_in_which_requests_go_back_to_the_queue_is_no_difference() -> 
     assert differences(row, row | {"preempted": [3]}) == ["retraction"]
 
 
-def test_requests_arrive_until_a_drawn_number_is_open() -> None:
+def test_requests_arrive_until_a_random_number_is_in_flight() -> None:
     arrivals = Arrivals(8, 3)
     counts = [arrivals.count(0) for _ in range(50)]
     assert {4, 8} <= set(counts) <= set(range(4, 9))

@@ -132,7 +132,7 @@ def test_bad_input_is_refused_in_one_sentence(
 
 
 @pytest.mark.parametrize("missing", ["--base", "--head"])
-def test_both_sides_must_be_named(
+def test_a_missing_base_or_head_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str
 ) -> None:
     sides = {"--base": "hicache", "--head": "hicache"}

@@ -73,7 +73,7 @@ def test_the_error_of_a_dead_process_says_that_it_printed_nothing(
         fake.about()
 
 
-def test_a_side_finds_modules_of_the_caller_last(
+def test_a_side_imports_modules_of_the_callers_folder_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()

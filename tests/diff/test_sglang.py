@@ -50,7 +50,7 @@ def test_the_free_memory_that_psutil_reports_has_no_effect(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("votes", ["yes", "no"])
-def test_stages_that_vote_decide_as_one_cache_and_others_are_reported(
+def test_pipeline_stages_that_vote_decide_as_one_cache_and_others_are_reported(
     tmp_path: Path, votes: str
 ) -> None:
     sizes = "device_tokens=65536,host_tokens=131072,max_len=16384"

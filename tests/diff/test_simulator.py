@@ -152,7 +152,7 @@ def test_the_simulator_reports_its_name_and_its_policies() -> None:
         ([2, 1], [2, 1], [1, 1]),
     ],
 )
-def test_tokens_are_runs_of_consecutive_ids(
+def test_tokens_are_stored_as_spans_of_consecutive_ids(
     ids: list[int], starts: list[int], counts: list[int]
 ) -> None:
     spans = spans_of(np.array(ids, np.int32))
@@ -178,7 +178,7 @@ def test_a_load_back_is_done_at_once_even_if_back_ups_are_delayed() -> None:
     assert ours.probe(first)["full/device"] == [(0, 256)]
 
 
-def test_a_state_is_one_token_wide() -> None:
+def test_a_state_is_reported_as_one_token_wide() -> None:
     ours = side(num_states=8)
     first = tokens(1, 64)
     admit(ours, 0, first)

@@ -136,7 +136,7 @@ def test_an_error_in_a_storage_thread_is_raised_in_the_thread_that_polls(pools):
         drained(io)
 
 
-def test_idle_time_is_skipped(pools):
+def test_idle_time_of_a_real_run_is_skipped(pools):
     io = opened(pools)
     started = time.monotonic()
     io.wait_until(io.now() + 3_600 * 10**9)

@@ -106,7 +106,7 @@ def test_the_order_in_which_simultaneous_flows_are_started_does_not_matter(seed)
         ((0, 1, ("a",), 0), "already running"),
     ],
 )
-def test_a_wrong_flow_is_refused(flow, sentence):
+def test_a_flow_with_unknown_links_negative_bytes_or_a_used_id_is_refused(flow, sentence):
     links = Links({"a": 1.0})
     links.start(0, 1, ("a",), 0)
     with pytest.raises(ValueError, match=sentence):

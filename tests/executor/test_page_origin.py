@@ -100,7 +100,7 @@ def test_a_layout_names_every_piece_of_every_item_in_order():
     )
 
 
-def test_only_a_run_of_the_same_origin_is_served_stored_pages(tmp_path):
+def test_only_a_run_of_the_same_origin_hits_stored_pages(tmp_path):
     config = config_of(*BASE)
     config = replace(config, storage=replace(config.storage, root=str(tmp_path)))
     for change, num_stores, has_hits in (

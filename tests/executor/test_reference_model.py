@@ -112,7 +112,7 @@ def test_a_window_needs_its_pages_and_reads_no_page_before_them(word, kind, num_
 
 
 @pytest.mark.parametrize("spoiled", [None, "index", "wide"])
-def test_index_keys_and_a_second_window_come_back_from_the_host(spoiled):
+def test_index_keys_and_a_second_window_are_loaded_back_from_the_host(spoiled):
     model = model_of(ALL)
     whole, its = sequence_of(model).in_cuts([LENGTH]), sequence_of(model)
     its.forward(0, 40)

@@ -134,7 +134,7 @@ PARTS = {  # restorable lengths, what happens, restored pages, calls of storage
 
 @DRIVERS
 @pytest.mark.parametrize(("lengths", "happens", "restored", "calls"), PARTS.values(), ids=PARTS)
-def test_a_part_of_a_read_is_kept_with_its_own_window_and_state(
+def test_a_part_of_a_read_is_used_with_the_window_and_state_at_its_end(
     driver, lengths, happens, restored, calls
 ):
     prefetch = prefetch_of(5, **NEEDS, keeps_part=True, restorable=lengths)

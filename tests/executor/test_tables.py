@@ -20,7 +20,7 @@ def pools() -> TorchPools:
     return cpu_pools(tiny("F S M", PAGE), PAGE, (20, 20, 4), (1, 1, 0))
 
 
-def test_tiles_name_the_pages_they_see_and_the_rows_of_their_tokens(pools):
+def test_tiles_list_the_pages_they_attend_to_and_the_rows_of_their_tokens(pools):
     step = StepTables(pools, [FIRST, SECOND], 1)
     # [position of row 0, first row, end of the rows, pages left out]
     assert step.tiles[FULL].tolist() == [[24, 1, 2, 0], [8, 2, 4, 0], [12, 0, 4, 0]]

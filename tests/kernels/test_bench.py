@@ -118,7 +118,7 @@ def test_a_bench_without_a_gpu_or_with_an_unknown_kernel_is_refused(monkeypatch,
         assert said.count("\n") == 1
 
 
-def test_a_users_kernel_is_a_column_of_the_contest(run, capsys):
+def test_a_users_kernel_is_a_column_of_the_table_that_compares_kernels(run, capsys):
     code, document = run("--kernel", "wrong_copies:right")
     assert code == 0
     cells = [

@@ -71,7 +71,7 @@ def moves(num_items, counts):
 
 
 def loaded(device, form, parts, num_items, counts, launch, *, num_launches=1, **options):
-    """Load on a side stream, read each layer once its counter has risen; return both."""
+    """Load on a side stream and read each layer once it is counted; return targets, counters."""
     its = buffers(device, form, parts, num_items)
     num_layers = max(each.layer for each in its) + 2
     table = load_table(its, num_layers)

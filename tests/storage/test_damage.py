@@ -131,7 +131,7 @@ def test_a_slab_whose_table_is_not_a_database_is_refused(tmp_path):
         *[("digest", value) for value in (None, b"")],
     ],
 )
-def test_a_table_with_nonsense_gives_misses_or_errors(column, value, tmp_path):
+def test_a_table_with_invalid_values_gives_misses_or_errors(column, value, tmp_path):
     def use_damaged() -> None:
         with suppress(StorageError), opened("slab", tmp_path, 8 * PAGE_BYTES) as storage:
             write(storage, keys(0, 1))

@@ -48,7 +48,7 @@ def test_a_store_without_a_capacity_keeps_all_pages():
     assert len(held(endless)) == NUM_PAGES
 
 
-def test_deleted_pages_make_room():
+def test_deleted_pages_free_capacity():
     storage = filled()
     storage.delete(keys(0, 0, 1))
     assert storage.stats().stored_bytes == 10 * 9_498

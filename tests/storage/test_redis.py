@@ -66,7 +66,7 @@ def test_a_batch_is_split_into_parts_of_16_mib_or_one_page(sizes, counts):
     assert indices == list(range(len(sizes)))
 
 
-def test_a_batch_that_is_stored_in_part_is_completed(storage):
+def test_a_write_stores_the_pages_of_a_batch_that_are_missing(storage):
     write(storage, keys(2, 4))
     assert write(storage, keys(1, 2, 3, 4, 5)) == [True] * 5
     assert read(storage, keys(1, 2, 3, 4, 5)) == [payload(each) for each in keys(1, 2, 3, 4, 5)]
@@ -79,7 +79,7 @@ def test_a_page_that_another_client_writes_first_is_kept(storage, connect, redis
     assert read(storage, keys(1)) == [payload(keys(1)[0])]
 
 
-def test_a_value_of_another_type_is_kept_and_is_a_miss(storage):
+def test_a_redis_value_of_another_type_is_a_miss_and_is_not_overwritten(storage):
     storage._client.lpush(storage._prefix + keys(1)[0], b"a list")
     assert write(storage, keys(1)) == [True]
     assert read(storage, keys(1)) == [None]

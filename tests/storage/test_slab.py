@@ -87,7 +87,7 @@ def test_a_large_page_evicts_small_ones_and_their_space_is_released(tmp_path):
         assert allocated_bytes(tmp_path) <= 8 * SMALL
 
 
-def test_a_smaller_capacity_holds_after_the_next_write(tmp_path):
+def test_a_smaller_capacity_is_enforced_by_the_next_write(tmp_path):
     with closing(open_slab(tmp_path, 8 * PAGE_BYTES)) as storage:
         write(storage, keys(*range(8)))
     with closing(open_slab(tmp_path, 3 * PAGE_BYTES)) as storage:

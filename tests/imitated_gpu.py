@@ -2,16 +2,16 @@
 
     python -m pytest -p tests.imitated_gpu -m "gpu and not soak" tests/kernels
 
-Everything stays in host memory; which storages lie on the device, and which are pinned, is
-remembered. What is refused beside a GPU is refused: operations on tensors of both sides, numpy
-and generators of the other side, kernels that would read host memory that is not pinned. Kernels
-are interpreted. Launches are counted, and so is all that makes the host wait for the device: a
-synchronization, a number read from the device, a copy that is blocking or whose host memory is not
-pinned. After `torch.cuda.set_sync_debug_mode("error")` it is refused.
+All tensors stay in host memory; the plugin records which storages are on the device, and which
+are pinned. It refuses what a GPU refuses: operations on tensors of both sides, numpy and
+generators of the other side, kernels that would read host memory that is not pinned. Kernels are
+interpreted. The plugin counts launches and waits of the host for the device: a synchronization, a
+number read from the device, a copy that is blocking or whose host memory is not pinned. After
+`torch.cuda.set_sync_debug_mode("error")` it refuses waits.
 
-Streams do everything at once or, if `Stream.are_late`, all but the default one launch kernels as
-late as they may: when another stream or the host waits for them, or an operation of torch follows
-on the same stream. Time means nothing here.
+Streams run their work at once or, if `Stream.are_late`, all but the default one launch kernels as
+late as is allowed: when another stream or the host waits for them, or an operation of torch
+follows on the same stream. Times between events are made up.
 """
 
 import os
@@ -65,7 +65,7 @@ WAITS: Counter[str] = Counter()  # by what the host called
 
 
 class Generator(torch.Generator):
-    """Draws on the host, and remembers where it should."""
+    """A generator that draws on the host and records for which device it was made."""
 
     def __new__(cls, device: Any = HOST) -> "Generator":
         made = super().__new__(cls, HOST)
@@ -147,7 +147,7 @@ def _is_blocking(source, target, non_blocking):
 
 
 def _side(name, args, kwargs):
-    """Whether an operation takes place on the device."""
+    """True if an operation takes place on the device."""
     if name in CROSSING:
         is_on = args[0] in ON_GPU
         if name != "copy_" and not is_on and any(each in ON_GPU for each in _tensors(args[1])):
@@ -194,7 +194,7 @@ def _tensors(value: object) -> list[Tensor]:
 
 
 class Stream:
-    """Does everything at once or, if `are_late`, as late as it may."""
+    """A stream that runs its work at once or, if `are_late`, as late as is allowed."""
 
     are_late: ClassVar = False
     every: ClassVar = WeakSet()
@@ -211,7 +211,7 @@ class Stream:
             self.run()
 
     def run(self, number=None):
-        """Run all, or the first so many of all that were ever queued."""
+        """Run all work, or until the first `number` of all that were ever queued have run."""
         while self._queue and (number is None or not self.has_run(number)):
             self._queue.popleft()()
 
@@ -230,9 +230,9 @@ class Stream:
 
 
 class Event:
-    """Has happened when its stream has run what was queued before, a second after the one before.
+    """An event happens when its stream has run earlier work, one second after the event before it.
 
-    A stream that is late does so only after a query.
+    A late stream runs that work only after a query.
     """
 
     num_recorded = 0
@@ -266,7 +266,7 @@ class Event:
 
 
 class Graph:
-    """Launches that are kept in a capture, and made by each replay."""
+    """A CUDA graph: launches that are recorded in a capture and made by each replay."""
 
     def __init__(self):
         self.launches = []

@@ -42,7 +42,7 @@ class Mortal:
 
 @pytest.fixture(scope="module")
 def hicache(tmp_path_factory):
-    """The command in an environment with the packages of this one, and Ray's and Slurm's."""
+    """The path of `hicache` in a new environment: this one's packages, Ray and submitit."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=True)
     (packages,) = folder.glob("lib/python*/site-packages")

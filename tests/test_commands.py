@@ -115,7 +115,7 @@ def place(tmp_path_factory):
 
 
 def small(overrides):
-    """The first run of a grid, with few requests, and of a trace a small file of its kind."""
+    """Overrides of the first run of a grid, with few requests and a small file for a trace."""
     first = dict(_first(each) for each in overrides)
     first = dict(_first(each) for each in grid_of(*_joined(first)).values()) | first
     file = OF_KIND.get(config_of(*_joined(first)).workload.kind)
@@ -147,7 +147,7 @@ def run(words):
 
 
 @pytest.mark.parametrize("command", TO_RUN, ids=" ".join)
-def test_a_command_of_the_pages_runs(command, place, monkeypatch, capsys):
+def test_a_command_of_the_docs_runs(command, place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     words = [OWN.get(each, each) for each in command]
     words = [re.sub(r"(?<=[=,])([^=,]+)", lambda m: OWN.get(m[1], m[1]), each) for each in words]
@@ -162,17 +162,17 @@ def test_a_command_of_the_pages_runs(command, place, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("start", NOT_RUN)
-def test_what_is_not_run_is_on_a_page(start):
+def test_every_kind_of_command_that_is_not_run_is_on_a_page(start):
     assert any(" ".join(command).startswith(start) for command in COMMANDS_OF_PAGES)
 
 
-def test_a_module_that_a_page_runs_exists():
+def test_every_module_that_the_docs_run_exists():
     modules = {each[2] for each in COMMANDS_OF_PAGES if each[:2] == ("python", "-m")}
     assert [each for each in sorted(modules) if find_spec(each) is None] == []
 
 
 @pytest.mark.skipif("HICACHE_DATA" not in os.environ, reason="HICACHE_DATA names no traces")
-def test_the_explanation_on_the_page_is_that_of_its_run(tmp_path, capsys):
+def test_the_explanation_in_the_docs_is_that_of_its_run(tmp_path, capsys):
     page = (ROOT / "docs" / "explain.md").read_text()
     (told,) = re.findall(r"^`hicache run ([^`]+)`:$", page, flags=re.MULTILINE)
     quoted = re.search(r"^```\n(Request .*?)^```", page, flags=re.DOTALL | re.MULTILINE)[1]

@@ -20,14 +20,14 @@ PRINTED = {
 }
 
 
-def test_every_example_is_run_and_short():
+def test_every_example_is_tested_and_short():
     lengths = {file.stem: code_lines(file.read_text()) for file in (ROOT / "examples").glob("*.py")}
     assert set(lengths) == set(PRINTED)
     assert max(lengths.values()) <= 55
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_an_example_runs(name, tmp_path):
+def test_an_example_runs_and_prints_its_result(name, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, f"examples/{name}.py"],

@@ -153,14 +153,14 @@ GEMMA = ("model=gemma3_27b", "cache.device.share.swa=0.02", "workload.limit=12")
         ("Generous", (*GEMMA, "scheduler.chunk_tokens=512", "workload.limit=6")),
     ],
 )
-def test_a_class_of_the_user_decides_in_a_run(name, overrides):
+def test_a_policy_class_of_the_user_changes_the_results_of_a_run(name, overrides):
     checked = ("engine.check_invariants=true", f"cache.policy={__name__}:{name}")
     own, builtin = (run(config_of(*overrides, *more)) for more in (checked, ()))
     assert len(own.records) == len(builtin.records)
     assert summary_of(own) != summary_of(builtin)
 
 
-def test_a_class_of_the_user_gets_its_arguments():
+def test_a_policy_class_of_the_user_gets_its_arguments():
     settings = ("model=llama3_8b", "cache.device_gib=4", "cache.host_gib=8", "workload.limit=150")
     own = (f"cache.policy={__name__}:Weighted", "cache.policy_args.length_weight=")
     lru, none, nine = (
@@ -209,7 +209,7 @@ def test_the_config_names_every_built_in_policy(names, policies):
         ((), PageAllocator, False),
     ],
 )
-def test_checks_of_a_run_follow_its_settings(overrides, allocator, is_checked, monkeypatch):
+def test_settings_decide_which_checks_a_run_makes(overrides, allocator, is_checked, monkeypatch):
     checked, compared = [], []
     monkeypatch.setattr(invariants, "check", lambda *told: checked.append(told))
     monkeypatch.setattr(RankedEngine, "check_equal", lambda engine: compared.append(engine))
@@ -229,7 +229,7 @@ def test_checks_of_a_run_follow_its_settings(overrides, allocator, is_checked, m
 
 
 @pytest.mark.parametrize("collects", [True, False])
-def test_a_run_restores_the_garbage_collector_and_leaves_it_no_nodes(collects):
+def test_a_run_restores_the_garbage_collector_and_leaves_no_tree_nodes(collects):
     before = gc.isenabled()
     gc.collect()
     try:

@@ -81,7 +81,7 @@ def test_equal_faults_give_equal_runs_on_every_local_engine(tmp_path):
         assert other.records == memory.records
 
 
-def test_delays_are_simulated_time(calm):
+def test_injected_delays_take_simulated_time_and_no_real_time(calm):
     slow = run(FaultsConfig(delay_ms=60_000), stop="wait_complete", deadline_s=1000)
     assert ttft_s(slow) > ttft_s(calm) + 30
     assert slow.wall_s < 30  # minutes of delays

@@ -101,7 +101,7 @@ def test_a_trace_that_names_its_sessions_is_divided_line_by_line(trace: Path) ->
         {"parent": 3},
     ],
 )
-def test_other_traces_are_loaded_as_a_whole(change: dict[str, object], trace: Path) -> None:
+def test_an_indivisible_trace_is_loaded_as_a_whole(change: dict[str, object], trace: Path) -> None:
     rows = list(rows_of_sessions())
     rows[20] |= change
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -141,6 +141,6 @@ def test_a_request_that_waits_for_another_replica_is_refused(
         fleet.run(config)
 
 
-def test_a_killed_worker_ends_the_run_with_a_sentence() -> None:
+def test_a_killed_worker_ends_the_run_with_an_error() -> None:
     with pytest.raises(ValueError, match="a worker process was killed"):
         fleet.run(config_of(*FLEET, *CHAT, "parallel.workers=2", OWN + "Killed"))

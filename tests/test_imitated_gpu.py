@@ -1,4 +1,4 @@
-"""What only beside a GPU would run, run on an imitated one (`imitated_gpu`)."""
+"""Code that needs a GPU, run on an imitated one (`imitated_gpu`)."""
 
 import os
 import subprocess
@@ -161,11 +161,11 @@ def test_64_decodes_of_32_layers_launch_10_kernels_a_layer_at_most_and_wait_once
 
 
 @pytest.mark.parametrize("waits", ["wait", "no wait"])
-def test_a_step_reads_what_a_late_stream_brings_only_if_its_layers_wait(waits):
+def test_a_step_reads_pages_of_a_late_load_back_only_if_its_layers_wait(waits):
     passes("-c", LOAD_BACK, waits)
 
 
-def test_the_bench_of_copies_runs_its_peers_and_operations():
+def test_the_bench_of_copies_runs_peers_and_operations_on_the_imitation():
     passes("-c", BENCH)
 
 

@@ -30,7 +30,7 @@ WITH_PART = config_of("model=glm5_3", "hardware=h200")
 
 
 def with_value(config, name, value):
-    """The same settings, but for the one of this name."""
+    """The same settings, but with `value` for the setting `name`."""
     first, _, rest = name.partition(".")
     held = getattr(config, first)
     if rest:
@@ -81,7 +81,7 @@ def test_a_setting_beyond_its_limits_is_refused_by_name(name):
 
 
 def check_bounded(make, *, is_whole):
-    """Absurd values are refused; others work, or are refused in one sentence."""
+    """Check that absurd values are refused, and that others work or are refused in one line."""
     for value in (10**300, -1) if is_whole else (nan, inf, 1e300, -1.0):
         with pytest.raises(ValueError, match=r"\w+"):
             make(value)

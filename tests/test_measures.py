@@ -21,7 +21,7 @@ OPEN = (*PLAIN, "cache.host_gib=2", "workload.arrivals=open")
 
 
 def run(*requests, more=()):
-    """A run of requests that share nothing: (arrival in seconds, prompt, answer)."""
+    """Run requests that share nothing, each (arrival in s, prompt tokens, answer tokens)."""
     arrivals, prompts, answers = zip(*requests, strict=True)
     made = runs.strangers([int(each * SECOND_NS) for each in arrivals], prompts, answers)
     return runs.run(made, *OPEN, *more)
@@ -122,7 +122,7 @@ def test_the_working_set_counts_each_distinct_token_of_a_namespace_once():
         (("model=tiny_hybrid", "cache.unlimited=true"), "1 device(s): pools of unlimited size", ""),
     ],
 )
-def test_a_run_notes_what_its_pools_hold(overrides, device, host):
+def test_a_run_notes_the_sizes_of_its_pools(overrides, device, host):
     notes = runs.run(runs.strangers([0], [64], [1]), *overrides).notes
     told = [each.partition(" on ")[2] for each in notes if " device(s)" in each]
     assert told[0].startswith(device)
@@ -130,7 +130,7 @@ def test_a_run_notes_what_its_pools_hold(overrides, device, host):
 
 
 def offered(workload):
-    """Seconds of work of two machines, each of four devices, that it brings a second."""
+    """The load that a workload offers: its work in s per s, over two machines of 4 devices."""
     config = config_of(*PLAIN, "cache.host_gib=2")
     cost = CostModel(config.model, config.hardware, tp=4)
     arrivals = [each.arrival_ns for each in workload.requests]

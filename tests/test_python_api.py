@@ -35,7 +35,7 @@ def test_every_example_of_the_page_and_the_notebook_runs(page, tmp_path):
     subprocess.run([sys.executable, "script.py"], check=True, cwd=tmp_path)
 
 
-def test_a_run_is_read_back_and_kept_and_no_other_run_replaces_it(tmp_path, capsys):
+def test_a_finished_run_is_loaded_and_not_replaced_by_another_run(tmp_path, capsys):
     run = hicache.run(*SMALL, out_dir=tmp_path)
     assert hicache.load(run.path).summary == run.summary
     assert len(run.requests) == run.summary["request/count"]
@@ -48,7 +48,7 @@ def test_a_run_is_read_back_and_kept_and_no_other_run_replaces_it(tmp_path, caps
     assert (run.path / "summary.json").stat().st_mtime_ns == written
 
 
-def test_a_class_gets_its_arguments_and_decides(tmp_path):
+def test_a_policy_class_gets_its_arguments_and_changes_the_results(tmp_path):
     tight = ("workload.num_sessions=20", "cache.device_gib=2", "storage=none", "cache.host_gib=0")
     first, second = (
         hicache.run(
@@ -59,7 +59,7 @@ def test_a_class_gets_its_arguments_and_decides(tmp_path):
     assert first.summary != second.summary
 
 
-def test_a_class_that_a_run_cannot_import_again_is_refused():
+def test_a_policy_class_that_a_run_cannot_import_again_is_refused():
     class Local(NewestFirst):
         pass
 

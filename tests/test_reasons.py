@@ -1,4 +1,4 @@
-"""Reasons of computed tokens: of workloads made by hand, and against a cache that never forgets."""
+"""Reasons of computed tokens, in workloads made by hand and against a cache of infinite size."""
 
 from types import SimpleNamespace
 
@@ -55,7 +55,7 @@ def request(number, at_s, *parts):
         (None, STORED),
     ],
 )  # fmt: skip
-def test_a_prompt_that_comes_again_is_computed_for_the_reason_that_its_settings_make(
+def test_a_prompt_that_is_repeated_is_computed_for_the_reason_that_its_settings_cause(
     reason, overrides
 ):
     others = [request(number, 10 * number, (100_000 * number, 7_000)) for number in (1, 2, 3)]
@@ -66,7 +66,7 @@ def test_a_prompt_that_comes_again_is_computed_for_the_reason_that_its_settings_
 
 
 def missing_pages(kinds, *, full_end=0, prefetch=None):
-    """A prompt of four pages of one token, and the history of its pages."""
+    """The missing pages of a prompt of four one-token pages, and the history that explains them."""
     history = PageHistory(PageRegistry({0: request(0, 0, (0, 4)).prompt}, kinds.size), kinds)
     missing = MissingPages(
         history=history,
@@ -92,7 +92,7 @@ def missing_pages(kinds, *, full_end=0, prefetch=None):
         (0, MAMBA, 2, "storage_lost"),  # before the state of the last boundary
     ],
 )
-def test_pages_written_after_the_query_of_a_prefetch_were_pending(
+def test_pages_written_after_the_query_of_a_prefetch_count_as_pending(
     window_pages, kind, late_page, reason
 ):
     kinds = named_kinds(1, window_len=window_pages, has_states=kind == MAMBA)
@@ -131,7 +131,7 @@ QWEN = ("model=qwen3_next_80b", "workload.arrivals=open", "scheduler.chunk_token
         (BRANCH, QWEN, {"state_not_kept": 4096}, 1024),
     ],
 )
-def test_the_reasons_of_the_last_request(requests, overrides, missing, first_seen):
+def test_the_last_request_has_the_expected_reasons(requests, overrides, missing, first_seen):
     result = runs.run(runs.workload(requests), EXPLAIN, "storage=none", *overrides)
     record = result.records[-1]
     new = {"first_seen": first_seen} if first_seen else {}
@@ -147,9 +147,9 @@ TIGHT = ("cache.device_gib=4", "cache.host_gib=4")
 
 
 def first_seen(requests, records, page):
-    """What a cache that never forgets would compute, but for the last page: by request.
+    """By request id, the tokens that an infinite cache would compute, without the last page.
 
-    It knows a request's prompt and answer from when that request is admitted.
+    That cache holds a request's prompt and answer from the admission of that request on.
     """
     by_id = {each.id: each for each in requests}
     known, missing = set(), {}
@@ -173,7 +173,7 @@ def admitted_ns(record):
 
 
 @pytest.mark.parametrize("model", [*MODELS, "hymba_1b5"])
-def test_reasons_add_up_and_first_seen_tokens_are_those_of_a_cache_that_never_forgets(model):
+def test_reasons_add_up_and_first_seen_tokens_are_those_of_an_infinite_cache(model):
     short = {
         "tiny_hybrid": ("cache.device_gib=0.05", "cache.host_gib=0.05"),
         "hymba_1b5": ("cache.device_gib=0.5", "cache.host_gib=0.5", "workload.token_stride=8"),
@@ -198,7 +198,7 @@ def test_reasons_add_up_and_first_seen_tokens_are_those_of_a_cache_that_never_fo
         assert sum(record.prefill_for_ns.values()) == record.prefill_ns
 
 
-def test_explaining_a_run_changes_nothing_else():
+def test_explaining_a_run_adds_reasons_and_changes_no_other_result():
     explained, plain = (
         summarize(result.records, result.measures)
         for result in (run(config_of(*TIGHT, EXPLAIN)), run(config_of(*TIGHT)))

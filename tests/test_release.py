@@ -13,7 +13,7 @@ import hicache
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_version_has_one_place():
+def test_the_version_is_the_same_everywhere():
     assert 'dynamic = ["version"]' in (ROOT / "pyproject.toml").read_text()
     cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
     assert cited[1] == hicache.__version__

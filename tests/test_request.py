@@ -46,7 +46,7 @@ def test_simulated_time_jumps_forward_and_never_back():
     assert clock.now() == 50
 
 
-def test_a_wall_clock_waits_for_times_that_have_not_passed():
+def test_a_wall_clock_waits_until_the_given_time():
     clock = WallClock()
     first = clock.now()
     assert first >= 0

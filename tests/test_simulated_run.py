@@ -34,7 +34,7 @@ def lines_of(folder, *arguments):
     return done.stdout.splitlines()
 
 
-def test_a_simulated_run_imports_nothing_slow_and_counts_every_token(tmp_path):
+def test_a_simulated_run_imports_no_slow_library_and_counts_every_token(tmp_path):
     *_, run_dir, imported = lines_of(tmp_path, "-c", WATCHED, *TINY)
     assert imported == ""
     summary = json.loads((tmp_path / run_dir / "summary.json").read_text())

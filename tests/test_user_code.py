@@ -1,4 +1,4 @@
-"""Classes of the user that fail or give wrong answers, in each place where one may stand.
+"""Classes of the user that fail or return wrong values, in each setting that takes a class.
 
 Each ends the run with one sentence, the line that failed, and an exit code that is not 0.
 """
@@ -90,14 +90,14 @@ for method, (_, _, wanted) in METHODS.items():
 
 @pytest.fixture
 def write_module(tmp_path, monkeypatch):
-    """Writes `users_own.py`, which can be imported."""
+    """A function that writes a text to `users_own.py`, which can be imported."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "users_own", raising=False)
     return (tmp_path / "users_own.py").write_text
 
 
 def outcome_of(source, write_module, tmp_path):
-    """The exit code of a run with this class, and its error."""
+    """Run with the class `Mine` of `source`; return the exit code and the text of its error."""
     write_module(source)
     try:
         experiment.run(config_of(*SMALL, "cache.policy=users_own:Mine"))
@@ -107,12 +107,12 @@ def outcome_of(source, write_module, tmp_path):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_good_class_runs(method, write_module, tmp_path):
+def test_a_policy_with_one_right_method_runs(method, write_module, tmp_path):
     assert outcome_of(CLASSES[method], write_module, tmp_path) == (0, "")
 
 
 @pytest.mark.parametrize(("method", "old", "new", "sentence"), BROKEN)
-def test_a_wrong_class_ends_the_run(method, old, new, sentence, write_module, tmp_path, capsys):
+def test_a_wrong_policy_ends_the_run(method, old, new, sentence, write_module, tmp_path, capsys):
     assert CLASSES[method].count(old) == 1
     code, told = outcome_of(CLASSES[method].replace(old, new), write_module, tmp_path)
     assert code == 1

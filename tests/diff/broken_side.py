@@ -1,3 +1,3 @@
-"""A side whose import fails, as a release may with dependencies it does not know."""
+"""A side whose import fails, as that of a release may with newer dependencies."""
 
 raise ValueError("'qwen' is already used\nand more")

@@ -1,4 +1,4 @@
-"""A side whose process ends, as one that is killed for memory."""
+"""A side whose process ends at its import, as if it had been killed for its memory."""
 
 import os
 import sys

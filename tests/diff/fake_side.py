@@ -1,4 +1,4 @@
-"""A side to test with: one tier of whole pages, the page used longest ago goes first."""
+"""A fake side (engine to compare): one tier of whole pages with LRU eviction."""
 
 from collections import Counter
 from sys import stdout
@@ -11,10 +11,10 @@ from experiments.diff.protocol import Hits, Outcome, Pools, SideError, Span, Tok
 class FakeSide:
     """A cache of one tier.
 
-        Options: `pages` there is room for; requests at which it does something wrong (`fail_at`,
-        `crash_at`, `leak_at`: the lock stays, `other_at`: the oldest page is another one); what its
-        admission `says`; `aborts`, which makes it accept requests that are aborted; `silent`, which
-    makes it report no state; `megabytes` that it takes and frees when it opens.
+    Options: `pages` is its capacity. `fail_at`, `crash_at`, `leak_at` (the lock is not released)
+    and `other_at` (the oldest page is replaced) are the request at which it does something wrong.
+    `says` is its admission. With `aborts` it accepts requests that are aborted; with `silent` it
+    reports no state. It takes and frees `megabytes` when it opens.
     """
 
     def __init__(self, pools: Pools, options: dict[str, str]) -> None:

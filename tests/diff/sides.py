@@ -1,4 +1,4 @@
-"""Requests for fake sides, and how one is started."""
+"""Requests for fake sides, and how a fake side is started."""
 
 import sys
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ FAKE = Launch(name="fake", interpreter=sys.executable, module="tests.diff.fake_s
 
 
 def fake(options: dict[str, str] | None) -> Launch:
-    """One with these options."""
+    """How to start a fake side with these options."""
     return replace(FAKE, options=options or {})
 
 
 def prompt(name: int, num_pages: int) -> list[int]:
-    """Pages that only prompts of this name have, and a token to compute."""
+    """The tokens of pages that only prompts of this name have, and a token to compute."""
     return [*range(name * 1000, name * 1000 + num_pages * PAGE), name]
 
 
 def requests_of(*prompts: Sequence[int]) -> list[Request]:
-    """One after the other, with answers that nobody else has."""
+    """Requests with these prompts, one after the other, and answers that no two share."""
     return [
         request_of(number, each, [900_000 + number, 910_000 + number], number)
         for number, each in enumerate(prompts)

@@ -15,7 +15,7 @@ def recorded() -> Event:
     return event
 
 
-def test_a_copy_is_done_when_so_many_requests_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_is_done_after_a_delay_counted_in_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     event = recorded()
     for now, is_done in ((5, False), (7, False), (8, True), (9, True)):
         monkeypatch.setattr(Clock, "now", now)
@@ -23,7 +23,7 @@ def test_a_copy_is_done_when_so_many_requests_have_come(monkeypatch: pytest.Monk
     assert Event().query()  # nothing was recorded
 
 
-def test_what_a_prefill_waits_for_is_done_at_once_and_later_copies_are_not() -> None:
+def test_a_load_back_is_done_at_once_and_later_copies_are_delayed() -> None:
     # a load-back that is not done before its prefill ends the engine
     with Clock.at_once():
         load_back = recorded()

@@ -41,12 +41,12 @@ OUTCOME = Outcome(
         ({"admission": None}, Kind.equal),
     ],
 )
-def test_a_difference_has_one_kind(changes: dict[str, object], kind: Kind) -> None:
+def test_a_difference_of_outcomes_has_its_kind(changes: dict[str, object], kind: Kind) -> None:
     row = Row(number=0, prompt_len=100, base=OUTCOME, head=replace(OUTCOME, **changes))
     assert row.kind is kind
 
 
-def test_the_graver_kind_counts_where_two_apply() -> None:
+def test_of_two_kinds_of_difference_the_graver_one_is_reported() -> None:
     changes: dict[str, object] = {"hits": Hits(0, 0, 0)}
     graver = [
         ({"counts": {**OUTCOME.counts, "hit/swa/device": 0}}, Kind.component),
@@ -67,7 +67,7 @@ def row_of(number: int = 0, **changes: object) -> Row:
     return Row(number=number, prompt_len=100, base=OUTCOME, head=head)
 
 
-def test_what_differs_is_given_as_amounts_of_both() -> None:
+def test_the_changes_of_a_row_are_the_differing_amounts_of_both_sides() -> None:
     assert row_of().changes == {}
     counts = {"hit/swa/host": 64, "moved/full/back_up": 64, "moved/full/read": 5}
     held = {"full/device": 64, "full/host": 3}
@@ -85,13 +85,13 @@ def test_what_differs_is_given_as_amounts_of_both() -> None:
     assert row.weight == (64 + 8 + 64 + 64, 5 + 64 + 3 + 1)
 
 
-def test_the_names_of_pages_are_no_amounts() -> None:
+def test_names_of_pages_do_not_count_as_amounts() -> None:
     row = row_of(state={**OUTCOME.state, "pages/full/device": 1 << 60})
     assert row.changes == {"pages/full/device": (1, 1 << 60)}
     assert row.weight == (0, 0)
 
 
-def test_the_worst_are_those_whose_hits_differ_most_then_whose_copies_do() -> None:
+def test_the_worst_rows_differ_most_in_hits_and_then_in_copies() -> None:
     rows = (
         row_of(0, held={"full/device": 0}),
         row_of(1, counts={**OUTCOME.counts, "moved/full/back_up": 1064}),
@@ -105,7 +105,7 @@ def test_the_worst_are_those_whose_hits_differ_most_then_whose_copies_do() -> No
     assert [row.number for row in found.worst(9)] == [4, 3, 1, 0]
 
 
-def test_a_lock_that_leaks_is_seen_when_it_should_be_gone(compared: Compared) -> None:
+def test_a_leaked_lock_is_reported_once_it_should_be_released(compared: Compared) -> None:
     requests = requests_of(*(prompt(name, 2) for name in range(8)))
     found = compared(requests, head={"leak_at": "1"})
     assert found.first is not None
@@ -116,7 +116,7 @@ def test_a_lock_that_leaks_is_seen_when_it_should_be_gone(compared: Compared) ->
     assert found.first_hit is None
 
 
-def test_another_page_is_seen_though_amounts_are_equal(compared: Compared) -> None:
+def test_a_different_page_is_reported_although_amounts_are_equal(compared: Compared) -> None:
     found = compared(AGAIN, head={"other_at": "1"})
     assert found.first is not None
     assert (found.first.number, found.first.kind) == (1, Kind.pages)
@@ -135,7 +135,7 @@ def test_a_side_that_reports_no_state_is_compared_without_it(compared: Compared)
         ("9", "9", None),
     ],
 )
-def test_a_side_that_cannot_go_on_ends_the_comparison(
+def test_an_error_of_a_side_ends_the_comparison(
     compared: Compared, base: str, head: str, failure: str | None
 ) -> None:
     found = compared(AGAIN, base={"fail_at": base}, head={"fail_at": head})
@@ -144,7 +144,7 @@ def test_a_side_that_cannot_go_on_ends_the_comparison(
 
 
 class Listening:
-    """A side that remembers what it is asked."""
+    """A side that records the calls that it gets."""
 
     peak_bytes = None
 
@@ -170,14 +170,14 @@ def compare_with(
 
 
 def asked(base: Listening, head: Listening, **pools: object) -> list[tuple[object, ...]]:
-    """The calls of base, without the tokens."""
+    """Compare base and head; return the calls of base, without the tokens."""
     requests = requests_of(*(prompt(name, 1) for name in range(40)))
     compare_with(base, head, requests, replace(POOLS, num_running=2, **pools))  # type: ignore[arg-type]
     assert len(base.calls) == len(head.calls)
     return [(*call[:2], *call[4:]) for call in base.calls]
 
 
-def test_a_request_ends_when_so_many_have_come_after_it() -> None:
+def test_a_request_finishes_when_num_running_later_ones_have_arrived() -> None:
     side = Listening(aborts="yes")
     calls = asked(side, Listening(aborts="yes"))
     wanted = [("admit", 0), ("admit", 1)]
@@ -188,7 +188,7 @@ def test_a_request_ends_when_so_many_have_come_after_it() -> None:
     assert (number, len(tokens), prompt_len) == (0, PAGE + 3, PAGE + 1)  # type: ignore[arg-type]
 
 
-def test_where_it_is_eventful_every_seventh_runs_three_times_as_long() -> None:
+def test_in_eventful_pools_every_seventh_request_runs_three_times_as_long() -> None:
     calls = asked(Listening(), Listening(), is_eventful=True)
     come = {call[1]: place for place, call in enumerate(calls) if call[0] == "admit"}
     gone = {call[1]: place for place, call in enumerate(calls) if call[0] == "finish"}
@@ -213,14 +213,14 @@ def test_a_seed_draws_requests_that_are_aborted_at_each_stage() -> None:
     assert decoding
 
 
-def test_nothing_is_aborted_where_a_side_cannot() -> None:
+def test_no_request_is_aborted_if_one_side_cannot_abort() -> None:
     for sides in ((Listening(aborts="yes"), Listening()), (Listening(), Listening())):
         calls = asked(*sides, abort_seed=3)
         assert {len(call) for call in calls} == {2}
         assert "abort" not in {call[0] for call in calls}
 
 
-def test_progress_is_said_every_250_requests(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_printed_every_250_requests(capsys: pytest.CaptureFixture[str]) -> None:
     requests = requests_of(*([[1, 2]] * 501))
     compare_with(Listening(), Listening(), requests, POOLS)
     said = capsys.readouterr().err.splitlines()

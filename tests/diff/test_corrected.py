@@ -61,7 +61,7 @@ def scheduler_of(
     return SimpleNamespace(kv_cache_manager=cache, connector=wrapped)
 
 
-def test_a_load_takes_what_the_device_holds_and_loads_the_rest() -> None:
+def test_a_load_reuses_blocks_on_the_device_and_loads_the_rest() -> None:
     pool = FakePool({"a": "old a", "b": "old b", "d": "old d"})
     full, window = FakeManager(0), FakeManager(20)
     scheduler = scheduler_of(pool, managers=(full, window))
@@ -91,7 +91,7 @@ def test_a_request_takes_the_cached_block_that_equals_its_own() -> None:
     assert pool.cached == {"a": "old a", "b": "old b", "c": "new c"}
 
 
-def test_every_block_is_offered_after_a_load() -> None:
+def test_every_block_is_offered_for_storing_after_a_load() -> None:
     group = SimpleNamespace(next_stored_chunk_idx=0)
 
     def update(request: Any, blocks: Any, num_loaded: int) -> None:

@@ -17,7 +17,7 @@ def outcome(tally: Tally, *hits: int, swa_loaded: int = 0, states_loaded: int = 
     )
 
 
-def test_an_answer_counts_what_happened_since_the_one_before() -> None:
+def test_an_outcome_counts_copies_and_evictions_since_the_previous_one() -> None:
     tally = Tally(POOLS)
     tally.moved("full", "back_up", 8)
     tally.moved("full", "back_up", 4)
@@ -45,7 +45,7 @@ def test_an_answer_counts_what_happened_since_the_one_before() -> None:
         (0, 8, 8, (0, 0, 0)),
     ],
 )
-def test_a_window_is_hit_where_it_lay(
+def test_window_hits_are_counted_on_the_tiers_that_held_the_window(
     usable: int, loaded: int, read: int, tiers: tuple[int, int, int]
 ) -> None:
     tally = Tally(replace(POOLS, window_len=10, swa_tokens=40))
@@ -56,7 +56,7 @@ def test_a_window_is_hit_where_it_lay(
     assert counts.get("moved/swa/read", 0) == read
 
 
-def test_a_state_is_hit_where_it_lay() -> None:
+def test_a_state_hit_is_counted_on_the_tier_that_held_the_state() -> None:
     tally = Tally(replace(POOLS, num_states=4))
     assert outcome(tally, 0, 0, 4).counts == {"hit/mamba/device": 1}
     assert outcome(tally, 4, 0, 0, states_loaded=1).counts == {"hit/mamba/host": 1}

@@ -13,7 +13,7 @@ from experiments.diff.rooms import chosen, pools_for
 REQUESTS = edges()
 
 
-def test_the_requests_are_the_same_every_time() -> None:
+def test_requests_of_edge_cases_are_the_same_in_every_run() -> None:
     again = edges(30)
     assert len(again) == 30
     assert len(REQUESTS) == COUNT

@@ -15,7 +15,7 @@ SGLANG = ENGINES["sglang"]
 
 @pytest.fixture
 def installs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, ...]]:
-    """The cache folder is empty, and pip writes an empty package and remembers what it was told."""
+    """An empty cache folder, and a fake pip that writes empty packages; returns pip's arguments."""
     told: list[tuple[str, ...]] = []
 
     def pip(python: str, *arguments: str, command: str = "install") -> None:
@@ -39,12 +39,12 @@ def installs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str,
     return told
 
 
-def test_the_root_holds_this_package_and_ours() -> None:
+def test_the_root_holds_the_packages_experiments_and_hicache() -> None:
     assert (engines.ROOT / "experiments" / "diff" / "engines.py").is_file()
     assert (engines.ROOT / "hicache" / "__init__.py").is_file()
 
 
-def test_a_release_is_fetched_once_without_what_it_asks_for(
+def test_a_release_is_fetched_once_and_without_its_dependencies(
     installs: list[tuple[str, ...]],
 ) -> None:
     launches = [prepare(SGLANG, "0.5.23") for _ in range(2)]
@@ -70,7 +70,7 @@ def test_a_set_is_in_the_same_order_in_every_process() -> None:
     assert len(orders) == 1
 
 
-def test_of_a_release_of_vllm_nothing_compiled_is_kept(installs: list[tuple[str, ...]]) -> None:
+def test_compiled_files_of_a_vllm_release_are_not_kept(installs: list[tuple[str, ...]]) -> None:
     launches = [prepare(ENGINES["vllm"], "0.33.0") for _ in range(2)]
     (fetched,) = [told for told in installs if told[-1] == "vllm==0.33.0"]
     assert "--no-deps" in fetched
@@ -95,7 +95,7 @@ def test_no_environment_fetches_torch(
     assert (Path(done.stdout.decode().strip()) / "torch" / "__init__.py").is_file()
 
 
-def test_clones_share_an_environment_and_other_versions_of_torch_do_not(
+def test_clones_share_an_environment_only_if_they_have_the_same_torch_version(
     installs: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interpreter(folder: str, version: str) -> str:
@@ -115,7 +115,7 @@ def test_two_releases_share_one_environment(installs: list[tuple[str, ...]]) -> 
     assert first.path != second.path
 
 
-def test_a_checkout_is_used_where_it_lies(installs: list[tuple[str, ...]], tmp_path: Path) -> None:
+def test_a_checkout_is_used_in_place(installs: list[tuple[str, ...]], tmp_path: Path) -> None:
     package = tmp_path / "mine" / "python" / "sglang"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -124,7 +124,7 @@ def test_a_checkout_is_used_where_it_lies(installs: list[tuple[str, ...]], tmp_p
     assert launch.name == "mine"
 
 
-def test_a_wheel_is_known_by_its_content(installs: list[tuple[str, ...]], tmp_path: Path) -> None:
+def test_equal_wheels_are_installed_once(installs: list[tuple[str, ...]], tmp_path: Path) -> None:
     wheel = tmp_path / "sglang-9.whl"
     paths = []
     for text in ("one", "two", "one"):
@@ -133,11 +133,11 @@ def test_a_wheel_is_known_by_its_content(installs: list[tuple[str, ...]], tmp_pa
     assert paths[0] == paths[2] != paths[1]
 
 
-def test_ours_needs_no_environment() -> None:
+def test_hicache_needs_no_environment_of_its_own() -> None:
     assert prepare(SGLANG, "hicache").path == ()
 
 
-def test_what_failed_half_way_is_not_taken_for_made(
+def test_a_release_whose_installation_failed_is_installed_again(
     installs: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fail(python: str, *arguments: str) -> None:
@@ -152,7 +152,7 @@ def test_what_failed_half_way_is_not_taken_for_made(
     assert prepare(SGLANG, "0.5.23").name == "sglang 0.5.23"
 
 
-def test_pip_gives_its_reason_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_pip_is_reported_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
         said = "WARNING: old\nERROR: No matching distribution found for sglang==9.9\nNOTE: new"
         return subprocess.CompletedProcess([], 1, "", said)
@@ -165,7 +165,7 @@ def test_pip_gives_its_reason_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -
         engines._pip("python", "sglang==9.9")
 
 
-def test_without_torch_there_is_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_without_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for found in (None, SimpleNamespace(origin=None)):
         with monkeypatch.context() as patch:
             patch.setattr(engines.importlib.util, "find_spec", lambda _, found=found: found)
@@ -207,7 +207,7 @@ def test_a_folder_that_cannot_be_moved_is_an_error(tmp_path: Path) -> None:
         engines._made(folder, make, "making")
 
 
-def test_what_takes_long_is_said_once(
+def test_slow_steps_of_preparation_are_announced_once(
     installs: list[tuple[str, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     prepare(SGLANG, "0.5.23")
@@ -218,7 +218,7 @@ def test_what_takes_long_is_said_once(
     ]
 
 
-def test_pip_is_asked_quietly_and_a_failure_without_words_is_said(
+def test_pip_runs_quietly_and_a_failure_without_output_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[list[str]] = []
@@ -240,7 +240,7 @@ def test_pip_is_asked_quietly_and_a_failure_without_words_is_said(
     assert asked[1][3] == "install"
 
 
-def test_the_environment_of_a_side_is_that_of_this_process_and_its_own(
+def test_a_side_gets_the_environment_of_this_process_and_its_own_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HICACHE_KEPT", "yes")
@@ -253,7 +253,7 @@ def test_the_environment_of_a_side_is_that_of_this_process_and_its_own(
     assert found["PYTHONPATH"] == "/one:/two"
 
 
-def test_engines_differ_in_what_they_have() -> None:
+def test_engines_differ_in_storage_compat_preset_and_compiled_code() -> None:
     assert sorted(ENGINES) == ["sglang", "vllm"]
     vllm = ENGINES["vllm"]
     assert (SGLANG.has_storage, vllm.has_storage) == (True, False)
@@ -276,7 +276,7 @@ def test_a_checkout_may_hold_its_package_in_a_folder(
 
 
 @pytest.mark.parametrize("spec", ["0", "0.5.23x/", "x0.5.23", "sglang-9.whl"])
-def test_what_is_no_release_and_no_path_is_refused(
+def test_a_side_that_is_neither_a_release_nor_a_path_is_refused(
     installs: list[tuple[str, ...]], spec: str
 ) -> None:
     with pytest.raises(SideError, match="neither a release of sglang, nor hicache, nor a path"):

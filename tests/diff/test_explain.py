@@ -30,7 +30,7 @@ def explained(
     return explain(row, requests, POOLS, (FAKE, fake(head)), folder)
 
 
-def test_the_request_that_took_the_pages_is_named(compared: Compared, tmp_path: Path) -> None:
+def test_the_request_that_evicted_the_pages_is_named(compared: Compared, tmp_path: Path) -> None:
     found = explained(compared, REQUESTS, {"pages": "9"}, tmp_path)
     assert (found.row.number, found.last_use) == (3, 0)
     assert found.held[0] == {"full/device": [(0, 16)]}
@@ -41,7 +41,7 @@ def test_the_request_that_took_the_pages_is_named(compared: Compared, tmp_path: 
     assert parting.row.head.counts == {"evicted/full/device": 12}
 
 
-def test_the_words_say_what_each_held_hit_and_evicted(compared: Compared, tmp_path: Path) -> None:
+def test_the_words_say_what_sides_hit_held_and_evicted(compared: Compared, tmp_path: Path) -> None:
     found = explained(compared, REQUESTS, {"pages": "9"}, tmp_path)
     said = " ".join(in_words(found, ("old", "new")))
     assert "old hit 16 tokens (16 device, 0 host, 0 storage)" in said
@@ -51,7 +51,7 @@ def test_the_words_say_what_each_held_hit_and_evicted(compared: Compared, tmp_pa
     assert "During that request new evicted 12 of full/device" in said
 
 
-def test_a_difference_that_was_made_good_is_no_parting(compared: Compared, tmp_path: Path) -> None:
+def test_a_difference_that_was_undone_is_no_parting(compared: Compared, tmp_path: Path) -> None:
     # request 1 takes a page of the first prompt, request 2 brings it back, request 3 takes it again
     requests = requests_of(*(prompt(name, 4) for name in (1, 2, 1, 3, 1)))
     head = {"pages": "7"}
@@ -63,7 +63,7 @@ def test_a_difference_that_was_made_good_is_no_parting(compared: Compared, tmp_p
     assert [parting and parting.row.number for parting in found] == [1, 3]
 
 
-def test_a_request_that_nobody_came_before_is_said_to_be_new(
+def test_an_explanation_says_that_no_earlier_request_shares_the_prefix(
     compared: Compared, tmp_path: Path
 ) -> None:
     requests = requests_of(prompt(1, 4))
@@ -88,7 +88,7 @@ def test_the_first_request_with_a_prefix_may_itself_make_the_difference(
     assert parting.before == {}
 
 
-def test_a_later_request_may_share_its_prefix_with_none(compared: Compared, tmp_path: Path) -> None:
+def test_a_request_with_a_new_prefix_has_no_last_use(compared: Compared, tmp_path: Path) -> None:
     requests = requests_of(prompt(1, 4), prompt(2, 4), prompt(3, 4))
     head = {"pages": "9"}
     row = compared(requests, head=head).rows[2]
@@ -96,7 +96,7 @@ def test_a_later_request_may_share_its_prefix_with_none(compared: Compared, tmp_
     assert (found.last_use, found.held, found.parting) == (None, ({}, {}), None)
 
 
-def test_what_is_held_of_the_answer_is_not_asked(compared: Compared, tmp_path: Path) -> None:
+def test_only_the_prompt_is_probed_and_not_its_answer(compared: Compared, tmp_path: Path) -> None:
     # the fourth page of the prompt is whole with the first token of the answer
     short = [*prompt(1, 3), 70_001, 70_002]
     again = [*short, 900_002]
@@ -108,7 +108,7 @@ def test_what_is_held_of_the_answer_is_not_asked(compared: Compared, tmp_path: P
     assert found.held[0] == {"full/device": [(0, len(short) - 3)]}
 
 
-def test_an_earlier_prompt_shorter_than_a_page_is_no_use(
+def test_an_earlier_prompt_shorter_than_a_page_does_not_count_as_last_use(
     compared: Compared, tmp_path: Path
 ) -> None:
     requests = requests_of([5], prompt(1, 4), prompt(2, 4), prompt(3, 4), prompt(1, 4))
@@ -117,14 +117,14 @@ def test_an_earlier_prompt_shorter_than_a_page_is_no_use(
     assert (found.row.number, found.last_use) == (4, 1)
 
 
-def test_amounts_that_differ_are_in_the_words(compared: Compared, tmp_path: Path) -> None:
+def test_an_explanation_lists_amounts_that_differ(compared: Compared, tmp_path: Path) -> None:
     found = explained(compared, REQUESTS, {"pages": "9"}, tmp_path)
     said = " ".join(in_words(found, ("old", "new")))
     assert "Changes (old → new): evicted full/device 0 → 12 (+12), " in said
     assert "hit full/device 16 → 4 (-12)" in said
 
 
-def test_amounts_are_all_or_the_largest_and_without_the_names_of_pages() -> None:
+def test_changes_in_words_list_all_or_the_largest_amounts_and_no_page_names() -> None:
     counts = {"moved/swa/read": 1000, "evicted/full/host": 3}
     state = {"pages/full/device": 5}
     base = replace(OUTCOME, state={"pages/full/device": 9})
@@ -140,7 +140,7 @@ def test_amounts_are_all_or_the_largest_and_without_the_names_of_pages() -> None
     assert changes_in_words(Row(number=3, prompt_len=5, base=OUTCOME, head=OUTCOME)) == ""
 
 
-def test_hits_of_windows_and_states_are_said_where_there_are_any() -> None:
+def test_hits_in_words_include_windows_and_states_if_there_are_any() -> None:
     counts = {"hit/swa/host": 1024, "hit/mamba/device": 0, "moved/full/read": 3}
     assert hits_in_words(Outcome(hits=Hits(1000, 20, 3), counts=counts)) == (
         "1,023 tokens (1,000 device, 20 host, 3 storage), swa on host 1,024"

@@ -1,4 +1,4 @@
-"""Steps of two schedulers, compared: the same engine of ours twice, with one thing changed."""
+"""Comparison of the steps of two schedulers: our engine twice, the second with one change."""
 
 import json
 import sys
@@ -78,21 +78,21 @@ def test_an_engine_does_not_differ_from_itself(scheduling: str) -> None:
     assert comparison.totals[0]["device hit tokens"] > 0
 
 
-def test_a_finish_that_comes_a_step_late_is_named() -> None:
+def test_a_finish_one_step_late_is_a_difference_in_finish_or_memory() -> None:
     assert first_kinds(compared(scheduling="asynchronous"))[0] in ("finish", "memory")
 
 
-def test_another_budget_is_named() -> None:
+def test_another_chunk_budget_is_a_difference_in_budget() -> None:
     assert "budget" in first_kinds(compared(settings="scheduler.chunk_tokens=448"))
 
 
-def test_another_order_is_named() -> None:
+def test_another_order_of_the_queue_is_a_difference_in_order() -> None:
     kinds = first_kinds(compared(settings="scheduler.order=shortest_remaining"))
     assert "order" in kinds
     assert "budget" not in kinds
 
 
-def test_another_end_of_a_chunk_is_named() -> None:
+def test_another_end_of_a_chunk_is_a_difference_in_chunks() -> None:
     def end_at_pages(scheduler: Scheduler) -> None:
         scheduler.prefill._chunk_end = (  # type: ignore[method-assign]
             lambda req, tokens: Prefill._chunk_end(scheduler.prefill, req, tokens)
@@ -103,7 +103,7 @@ def test_another_end_of_a_chunk_is_named() -> None:
     assert not {"budget", "hits"} & set(kinds)
 
 
-def test_another_victim_is_named() -> None:
+def test_another_preempted_request_is_a_difference_in_retraction() -> None:
     class Backwards(int):
         def __add__(self, more: int) -> "Backwards":
             return Backwards(int(self) - more)
@@ -119,7 +119,7 @@ def test_another_victim_is_named() -> None:
     assert f"preempted {head['preempted']}" in comment
 
 
-def test_of_other_requests_no_chunks_are_compared() -> None:
+def test_chunks_of_different_requests_are_not_compared() -> None:
     row: StepRow = {"extend": [[1, 0, 64]], "decode": [], "hit": {1: [0, 0]}, "free": 3}
     other = row | {"extend": [[2, 0, 32]], "hit": {2: [32, 0]}, "free": 4}
     assert differences(row, other) == ["order", "memory"]
@@ -133,7 +133,7 @@ def test_the_order_in_which_requests_go_back_to_the_queue_is_no_difference() -> 
     assert differences(row, row | {"preempted": [3]}) == ["retraction"]
 
 
-def test_requests_arrive_until_a_drawn_number_is_open() -> None:
+def test_requests_arrive_until_a_random_number_is_in_flight() -> None:
     arrivals = Arrivals(8, 3)
     counts = [arrivals.count(0) for _ in range(50)]
     assert {4, 8} <= set(counts) <= set(range(4, 9))

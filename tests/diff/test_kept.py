@@ -21,7 +21,7 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
-def test_kept_answers_need_no_process(run: Run) -> None:
+def test_kept_answers_are_used_without_starting_the_side(run: Run) -> None:
     first = run(MANY[:8])
     second = run(MANY[:8], interpreter="no such program")
     assert second.rows == first.rows
@@ -29,19 +29,19 @@ def test_kept_answers_need_no_process(run: Run) -> None:
     assert second.peak_bytes[0] is None
 
 
-def test_further_requests_are_asked_after_those_that_are_known(run: Run, tmp_path: Path) -> None:
+def test_further_requests_give_the_same_rows_as_a_fresh_run(run: Run, tmp_path: Path) -> None:
     run(MANY[:8])
     fresh = compare(MANY, POOLS, (fake({"pages": "20"}), FAKE), tmp_path)
     assert run(MANY).rows == fresh.rows
 
 
-def test_other_requests_are_asked_of_a_process(run: Run) -> None:
+def test_kept_answers_are_not_used_for_other_requests(run: Run) -> None:
     run(MANY[:8])
     with pytest.raises(FileNotFoundError):
         run(MANY[1:8], interpreter="no such program")
 
 
-def test_an_answer_that_was_cut_off_is_asked_again(run: Run, tmp_path: Path) -> None:
+def test_a_truncated_kept_answer_is_computed_again(run: Run, tmp_path: Path) -> None:
     first = run(MANY[:8])
     (file,) = (tmp_path / "kept").iterdir()
     file.write_bytes(file.read_bytes()[:-5])

@@ -31,7 +31,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 @pytest.mark.parametrize("components", ["full", "swa", "mamba"])
-def test_ours_does_not_differ_from_itself(
+def test_hicache_does_not_differ_from_itself(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, components: str
 ) -> None:
     same = ["--base", "hicache", "--head", "hicache", "--components", components]
@@ -44,7 +44,7 @@ def test_ours_does_not_differ_from_itself(
 
 
 @pytest.mark.parametrize("components", ["full", "swa", "mamba", "swa+mamba"])
-def test_delayed_copies_run_to_the_end(
+def test_a_comparison_with_delayed_copies_runs_to_the_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, components: str
 ) -> None:
     same = ["--base", "hicache", "--head", "hicache", "--components", components]
@@ -72,7 +72,7 @@ def test_an_engine_without_storage_is_compared_without_it(
     assert totals["hit/full/device"] + totals["hit/full/host"] > 0
 
 
-def test_another_policy_differs_and_is_explained(
+def test_another_eviction_policy_is_a_difference_and_is_explained(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "worst.py").write_text(
@@ -116,7 +116,7 @@ def test_another_policy_differs_and_is_explained(
         (("--engine", "vllm", "--pools", "max_len=600000"), "do not fit in device_tokens"),
     ],
 )
-def test_bad_input_gets_one_sentence(
+def test_bad_input_is_refused_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -132,7 +132,7 @@ def test_bad_input_gets_one_sentence(
 
 
 @pytest.mark.parametrize("missing", ["--base", "--head"])
-def test_both_sides_must_be_named(
+def test_a_missing_base_or_head_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str
 ) -> None:
     sides = {"--base": "hicache", "--head": "hicache"}
@@ -141,7 +141,7 @@ def test_both_sides_must_be_named(
     assert f"the following arguments are required: {missing}" in capsys.readouterr().err
 
 
-def test_requests_too_long_for_what_runs_beside_them_get_one_sentence(
+def test_requests_too_long_for_the_device_pools_are_refused_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     sides = ["--base", "hicache", "--head", "hicache", "--out", str(tmp_path), "--no-explanation"]
@@ -158,28 +158,28 @@ def test_a_limit_is_broken_in_its_own_direction_only(compared: Compared) -> None
     assert Limit.parse("evicted_bytes:+1%").broken_by(found, UNIT_BYTES) is not None
 
 
-def test_bytes_are_counted_in_those_of_the_model(compared: Compared) -> None:
+def test_evicted_bytes_are_counted_in_bytes_of_the_model(compared: Compared) -> None:
     found = compared(AGAIN, head={"pages": "7"})
     evicted = found.totals("head")["evicted/full/device"]
     assert measure(found, "head", "evicted_bytes", UNIT_BYTES) == 10 * evicted
     assert bytes_of("llama3_8b", "full")["full"] == 131_072
 
 
-def test_pools_follow_the_workload_and_what_was_asked() -> None:
+def test_pools_follow_the_workload_and_the_arguments() -> None:
     pools = pools_for("weka_agentic", "mamba", "num_running=2,has_storage=0", "delayed:3")
     assert (pools.num_states, pools.num_running, pools.has_storage) == (64, 2, False)
     assert pools.copy_delay == 3
     assert not pools_for("chat", "full", "host_tokens=0", "instant").has_storage
 
 
-def test_a_limit_wants_a_change() -> None:
+def test_a_limit_of_zero_change_is_refused() -> None:
     with pytest.raises(SideError, match="--fail-on must be"):
         Limit.parse("hits:0%")
 
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
-    """Sides are fake, and what they are opened with is noted; of head, room is scarce."""
+    """Make both sides fake, head with little room; return the options of each comparison."""
     opened: list[dict[str, str]] = []
 
     def prepare(_: object, spec: str) -> Launch:
@@ -216,7 +216,7 @@ def ask_fakes(monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str) -> in
     return int(str(ended.value.code))
 
 
-def test_edges_run_before_every_comparison_and_both_are_reported(
+def test_requests_of_edge_cases_run_before_every_comparison_and_are_reported(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -260,7 +260,7 @@ def test_edges_run_before_every_comparison_and_both_are_reported(
     ("arguments", "counts"),
     [(["--workload", "edges", "--requests", "20"], ["20"]), (["--no-edges"], ["30"])],
 )
-def test_edges_run_once_or_not_at_all(
+def test_requests_of_edge_cases_can_be_the_only_ones_or_left_out(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     fakes: list[dict[str, str]],
@@ -273,7 +273,7 @@ def test_edges_run_once_or_not_at_all(
     assert not (tmp_path / "edges").exists()
 
 
-def test_the_report_is_written_before_it_is_explained(
+def test_the_report_is_written_before_the_first_difference_is_explained(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fakes: list[dict[str, str]]
 ) -> None:
     def fail(*_: object) -> None:
@@ -289,7 +289,7 @@ def test_the_report_is_written_before_it_is_explained(
     assert "**First request with different hits.** Request " in comment
 
 
-def test_a_side_that_fails_while_it_is_explained_leaves_the_report(
+def test_the_report_remains_if_a_side_fails_during_the_explanation(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -305,7 +305,7 @@ def test_a_side_that_fails_while_it_is_explained_leaves_the_report(
     assert "**First request with different hits.** Request " in said.out
 
 
-def test_an_explanation_takes_the_place_of_the_short_report(
+def test_an_explanation_replaces_the_short_report(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fakes: list[dict[str, str]]
 ) -> None:
     launches = [replace(FAKE, options={"aborts": "1", "pages": pages}) for pages in ("1000", "30")]
@@ -352,7 +352,7 @@ def test_a_trace_is_read_from_a_file(tmp_path: Path) -> None:
         ("hits:-0.5%", 1000, 995, True),
     ],
 )
-def test_a_limit_is_broken_by_as_much_as_it_says(
+def test_a_limit_is_broken_by_a_change_of_at_least_its_size(
     said: str, base: int, head: int, *, is_broken: bool
 ) -> None:
     row = Row(
@@ -383,7 +383,7 @@ def test_copies_are_measured_in_bytes_of_each_kind() -> None:
     assert measure(found, "head", "copied_bytes", unit_bytes) == 0
 
 
-def test_pools_for_each_workload_and_kind() -> None:
+def test_pools_have_the_sizes_of_their_workload_and_kind() -> None:
     full = pools_for("mooncake_conversation", "full", "", "instant")
     assert full.device_tokens == 524_288
     assert (full.window_len, full.num_states, full.copy_delay, full.has_storage) == (0, 0, 0, True)
@@ -404,7 +404,7 @@ def test_pools_for_each_workload_and_kind() -> None:
             pools_for("chat", "full", "", wrong)
 
 
-def test_bytes_are_those_of_each_kind() -> None:
+def test_bytes_are_those_of_each_kind_in_the_model() -> None:
     assert bytes_of("gemma3_27b", "swa")["swa"] > bytes_of("gemma3_27b", "swa")["full"] > 0
     assert bytes_of("qwen3_next_80b", "mamba")["mamba"] > 0
     with pytest.raises(SideError, match="has no mamba"):

@@ -9,7 +9,7 @@ from experiments.diff.odd import NAME, POOLS, WINDOW, odd
 from experiments.diff.rooms import chosen
 
 
-def test_each_seed_and_page_size_gives_other_requests_and_the_same_every_time() -> None:
+def test_odd_requests_depend_on_seed_and_page_size_only() -> None:
     seen = {}
     for seed, page in ((1, 16), (1, 64), (2, 64)):
         first, again = (

@@ -19,14 +19,14 @@ def test_a_page_is_named_by_all_tokens_up_to_its_end() -> None:
     assert all(0 < name < 1 << 64 for name in names)
 
 
-def test_names_continue_after_a_page() -> None:
+def test_names_of_pages_can_continue_from_the_name_of_a_page() -> None:
     names = page_names(TOKENS, 4)
     assert page_names(TOKENS[8:], 4, names[1]) == names[2:]
     assert page_names(TOKENS[8:], 4) != names[2:]
     assert page_span(TOKENS[8:], 4, names[1]) == (3, sum(names[2:]), names[-1])
 
 
-def test_a_state_counts_once_and_pages_by_their_tokens() -> None:
+def test_locked_pages_count_by_their_tokens_and_a_state_counts_once() -> None:
     pools = replace(POOLS, num_states=3)
     nodes = [
         NodeView(

@@ -3,7 +3,7 @@ from experiments.diff.protocol import Pools
 SMALL = Pools(device_tokens=400, host_tokens=1000, max_len=200)
 
 
-def test_pools_say_what_the_model_keeps_and_in_which_unit() -> None:
+def test_pools_give_the_kinds_of_the_model_and_their_units() -> None:
     assert SMALL.components == ("full",)
     both = Pools(
         device_tokens=400, host_tokens=1000, max_len=200, window_len=1, swa_tokens=9, num_states=1
@@ -15,7 +15,7 @@ def test_pools_say_what_the_model_keeps_and_in_which_unit() -> None:
     assert not SMALL.is_eventful
 
 
-def test_pools_that_are_too_small_are_said_with_all_that_takes_room() -> None:
+def test_the_error_of_too_small_pools_names_all_that_takes_room() -> None:
     assert str(SMALL.too_small(1234)) == (
         "the device pools are too small: 1,234 tokens of one request and what 3 others hold do not"
         " fit 400 tokens"

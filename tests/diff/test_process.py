@@ -19,7 +19,7 @@ def test_what_an_engine_prints_goes_to_the_log(tmp_path: Path) -> None:
     assert "something for the log" in (tmp_path / "side.log").read_text()
 
 
-def test_finished_requests_are_told_with_the_next_one(tmp_path: Path) -> None:
+def test_finished_requests_are_sent_with_the_next_request(tmp_path: Path) -> None:
     tokens = np.arange(10, dtype=np.int32)
     with side(tmp_path) as fake:
         fake.about()
@@ -31,7 +31,7 @@ def test_finished_requests_are_told_with_the_next_one(tmp_path: Path) -> None:
     assert "finished [0]" in (tmp_path / "side.log").read_text()
 
 
-def test_an_answer_that_is_not_waited_for_does_not_hide_the_end(tmp_path: Path) -> None:
+def test_a_side_ends_although_an_answer_was_not_read(tmp_path: Path) -> None:
     with side(tmp_path) as fake:
         fake.about()
         fake.ask([("probe", np.arange(10, dtype=np.int32))])
@@ -46,7 +46,7 @@ def test_an_error_names_its_side(tmp_path: Path) -> None:
         fake.about()
 
 
-def test_a_process_that_dies_leaves_its_last_words(tmp_path: Path) -> None:
+def test_the_error_of_a_dead_process_gives_its_last_line_of_output(tmp_path: Path) -> None:
     launch = replace(FAKE, module="tests.diff.dying_side")
     with (
         SideProcess(launch, POOLS, tmp_path / "side.log") as fake,
@@ -62,7 +62,7 @@ def test_no_process_is_left_behind(tmp_path: Path) -> None:
     assert process.returncode is not None
 
 
-def test_a_process_that_dies_in_silence_is_said(
+def test_the_error_of_a_dead_process_says_that_it_printed_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch = replace(FAKE, interpreter="/bin/true")
@@ -73,7 +73,7 @@ def test_a_process_that_dies_in_silence_is_said(
         fake.about()
 
 
-def test_a_side_finds_modules_of_the_caller_last(
+def test_a_side_imports_modules_of_the_callers_folder_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()
@@ -84,7 +84,7 @@ def test_a_side_finds_modules_of_the_caller_last(
         assert fake.about()["engine"] == "fake"
 
 
-def test_an_error_here_does_not_wait_for_the_side(tmp_path: Path) -> None:
+def test_a_side_is_killed_if_the_caller_raises_an_error(tmp_path: Path) -> None:
     fake = side(tmp_path)
     fake.about()
     fake.__exit__(ValueError)

@@ -48,10 +48,10 @@ def test_nothing_is_answered_after_an_error() -> None:
     assert error_of(answers) == "no room is left"
 
 
-def test_what_an_engine_raises_is_one_line() -> None:
+def test_an_exception_of_an_engine_is_reported_in_one_line() -> None:
     assert error_of(answers_to((POOLS, {"crash_at": "0"}), [admit(0)])) == "RuntimeError: boom"
 
 
 @pytest.mark.parametrize("module", ["tests.diff.no_such", "tests.diff.broken_side"])
-def test_a_side_that_does_not_import_says_so(module: str) -> None:
+def test_a_side_that_cannot_be_imported_answers_with_an_error(module: str) -> None:
     assert error_of(answers_to(OPEN, module=module)).startswith("cannot be imported: ")

@@ -1,4 +1,4 @@
-"""Our engine's steps beside recorded ones of SGLang's and vLLM's own schedulers."""
+"""Our engine's steps compared with recorded steps of SGLang's and vLLM's own schedulers."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.diff.recorded_steps import CASES, arrival, case, read
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_steps_equal_those_of_the_engine(name: str) -> None:
+def test_our_steps_equal_the_recorded_steps_of_the_engine(name: str) -> None:
     pools, requests, options = case(name)
     side = SimulatorSide(pools, options)
     num_come = 0

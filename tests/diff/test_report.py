@@ -17,7 +17,7 @@ AGAIN = requests_of(prompt(1, 4), prompt(2, 4), prompt(1, 4), prompt(2, 4))
 UNIT_BYTES = {"full": 1 << 28, "swa": 1, "mamba": 1}
 
 
-def test_the_comment_says_rates_totals_kinds_and_the_first(compared: Compared) -> None:
+def test_the_comment_has_hit_rates_totals_kinds_and_first_differences(compared: Compared) -> None:
     found = compared(AGAIN, head={"pages": "7", "version": "2"})
     comment = to_markdown(found, None, UNIT_BYTES, "Four requests.")
     assert "fake 2 against fake 1" in comment
@@ -32,13 +32,13 @@ def test_the_comment_says_rates_totals_kinds_and_the_first(compared: Compared) -
     assert any_kind in comment
 
 
-def test_the_comment_says_that_a_side_did_not_come_to_the_end(compared: Compared) -> None:
+def test_the_comment_says_that_a_side_did_not_finish(compared: Compared) -> None:
     found = compared(AGAIN, head={"fail_at": "2"})
     comment = to_markdown(found, None, UNIT_BYTES, "")
     assert "**Not finished**: at request 2 fake: no room is left." in comment
 
 
-def test_sides_of_one_name_are_told_apart(compared: Compared) -> None:
+def test_sides_of_the_same_name_are_told_apart(compared: Compared) -> None:
     assert names_of(compared(AGAIN)) == ("fake 1 (base)", "fake 1 (head)")
 
 
@@ -109,7 +109,7 @@ def test_every_amount_has_a_row_in_tokens_or_states_and_bytes() -> None:
     assert len(lines) == 23
 
 
-def test_equal_amounts_are_marked_and_nothing_else_is_said() -> None:
+def test_a_report_without_differences_only_marks_equal_amounts() -> None:
     same = replace(NOTHING, held={"full/host": 3})
     lines = report_of(row_of(same, same)).splitlines()
     row = "| held at the end: full host | 3 tokens (3.0 GiB) | 3 tokens (3.0 GiB) | = |"
@@ -117,7 +117,7 @@ def test_equal_amounts_are_marked_and_nothing_else_is_said() -> None:
     assert lines[-1] == "| no difference | 1 |"
 
 
-def test_the_five_that_differ_most_are_listed() -> None:
+def test_the_five_requests_that_differ_most_are_listed() -> None:
     rows = [
         row_of(NOTHING, replace(NOTHING, held={"full/host": number % 7}), number)
         for number in range(20)
@@ -130,7 +130,7 @@ def test_the_five_that_differ_most_are_listed() -> None:
     )
 
 
-def test_the_peak_memory_of_each_process_is_said() -> None:
+def test_the_peak_memory_of_each_process_is_reported() -> None:
     about = {"engine": "fake", "version": "1"}
     peaks = (2_000_000_000, None, 70_000_000)
     found = Comparison(base=about, head=about, pools=POOLS, rows=(), peak_bytes=peaks)
@@ -138,7 +138,7 @@ def test_the_peak_memory_of_each_process_is_said() -> None:
     assert said in to_markdown(found, None, UNIT_BYTES, "It.").splitlines()
 
 
-def test_json_keeps_the_fifty_that_differ_most() -> None:
+def test_json_lists_the_fifty_requests_that_differ_most() -> None:
     rows = [
         row_of(NOTHING, replace(NOTHING, held={"full/host": number}), number)
         for number in range(60)

@@ -22,7 +22,7 @@ pytestmark = [
     ("component", "more"),
     [("full", ""), ("swa", ",swa_tokens=32768"), ("mamba", ",num_states=48")],
 )
-def test_ours_hits_what_sglang_hits(tmp_path: Path, component: str, more: str) -> None:
+def test_hicache_hits_the_same_tokens_as_sglang(tmp_path: Path, component: str, more: str) -> None:
     sizes = f"device_tokens=65536,host_tokens=131072,max_len=16384{more}"
     pools = pools_for("builtin", component, sizes, "instant")
     requests = chosen("builtin", 12, pools)
@@ -35,7 +35,7 @@ def test_ours_hits_what_sglang_hits(tmp_path: Path, component: str, more: str) -
     assert not differing
 
 
-def test_the_free_memory_that_psutil_reports_decides_nothing(tmp_path: Path) -> None:
+def test_the_free_memory_that_psutil_reports_has_no_effect(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "from types import SimpleNamespace as Values\n"
         "import psutil\n"
@@ -50,7 +50,7 @@ def test_the_free_memory_that_psutil_reports_decides_nothing(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("votes", ["yes", "no"])
-def test_stages_that_vote_decide_as_one_cache_and_others_are_reported(
+def test_pipeline_stages_that_vote_decide_as_one_cache_and_others_are_reported(
     tmp_path: Path, votes: str
 ) -> None:
     sizes = "device_tokens=65536,host_tokens=131072,max_len=16384"

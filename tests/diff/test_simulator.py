@@ -24,7 +24,7 @@ def admit(ours: SimulatorSide, number: int, each: Tokens) -> Outcome:
     return ours.admit(number, each, len(each) - 1)
 
 
-def test_a_probe_sees_what_each_tier_holds_and_changes_nothing() -> None:
+def test_a_probe_returns_what_each_tier_holds_and_changes_nothing() -> None:
     ours = side()
     first = tokens(1, 256)
     admit(ours, 0, first)
@@ -35,7 +35,7 @@ def test_a_probe_sees_what_each_tier_holds_and_changes_nothing() -> None:
     assert ours.probe(tokens(2, 256)) == {}
 
 
-def test_what_left_the_device_is_seen_and_counted() -> None:
+def test_evicted_and_loaded_back_tokens_are_counted() -> None:
     ours = side()
     first = tokens(1, 256)
     outcomes = [admit(ours, number, tokens(number + 1, 256)) for number in range(4)]
@@ -58,7 +58,7 @@ KEPT = {"full": 400, "swa": 48, "mamba": 1}  # of a prompt of 400 tokens: a wind
         (("full", "swa", "mamba"), {"window_len": 32, "swa_tokens": 640, "num_states": 6}),
     ],
 )
-def test_what_only_storage_holds_is_read_and_counted_by_kind(
+def test_pages_that_only_storage_holds_are_read_and_counted_by_kind(
     kinds: tuple[str, ...], pools: dict[str, int]
 ) -> None:
     ours = side(**pools)
@@ -91,7 +91,7 @@ def test_what_only_storage_holds_is_read_and_counted_by_kind(
         assert kind == "full" or counts[f"hit/{kind}/storage"] == used[kind]
 
 
-def test_what_storage_has_is_not_written_again() -> None:
+def test_pages_that_storage_has_are_not_written_again() -> None:
     ours = side(host_tokens=640)
     first = tokens(1, 400)
     for number in range(3):
@@ -102,7 +102,7 @@ def test_what_storage_has_is_not_written_again() -> None:
     assert outcome.held["full/storage"] == 1200
 
 
-def test_the_config_is_that_of_the_pools() -> None:
+def test_the_config_of_the_simulator_has_the_sizes_of_the_pools() -> None:
     pools = Pools(
         page_size=16, device_tokens=640, host_tokens=1600, max_len=320, window_len=32,
         swa_tokens=320, num_states=6,
@@ -125,12 +125,12 @@ def test_the_config_is_that_of_the_pools() -> None:
     assert ("swa" in config.cache.device.tokens, config.cache.device.states) == (False, None)
 
 
-def test_a_config_that_is_refused_stops_the_side() -> None:
+def test_a_refused_config_is_an_error_of_the_side() -> None:
     with pytest.raises(SideError, match=r"cache\.eviction.* got luck|luck"):
         open_side(Pools(device_tokens=640, host_tokens=0, max_len=320), {"eviction": "luck"})
 
 
-def test_it_says_what_it_is_and_how_it_decides() -> None:
+def test_the_simulator_reports_its_name_and_its_policies() -> None:
     pools = Pools(device_tokens=640, host_tokens=0, max_len=320)
     ours = open_side(pools, {"eviction": "lfu", "write_policy": "write_back"})
     assert ours.about() == {
@@ -152,7 +152,7 @@ def test_it_says_what_it_is_and_how_it_decides() -> None:
         ([2, 1], [2, 1], [1, 1]),
     ],
 )
-def test_tokens_are_runs_of_consecutive_ids(
+def test_tokens_are_stored_as_spans_of_consecutive_ids(
     ids: list[int], starts: list[int], counts: list[int]
 ) -> None:
     spans = spans_of(np.array(ids, np.int32))
@@ -160,14 +160,14 @@ def test_tokens_are_runs_of_consecutive_ids(
     assert spans.starts.dtype == spans.counts.dtype == np.int32
 
 
-def test_a_delayed_back_up_is_counted_at_once_and_done_when_so_many_requests_have_come() -> None:
+def test_a_delayed_back_up_is_counted_at_once_and_written_after_later_requests() -> None:
     ours = side(copy_delay=2)
     counts = [admit(ours, number, tokens(number + 1, 64)).counts for number in range(4)]
     assert [each.get("moved/full/back_up", 0) for each in counts] == [64, 64, 64, 64]
     assert [each.get("moved/full/write", 0) for each in counts] == [0, 0, 64, 64]
 
 
-def test_a_load_back_is_done_at_once_with_delayed_back_ups_too() -> None:
+def test_a_load_back_is_done_at_once_even_if_back_ups_are_delayed() -> None:
     ours = side(copy_delay=2)
     first = tokens(1, 256)
     for number in range(5):
@@ -178,7 +178,7 @@ def test_a_load_back_is_done_at_once_with_delayed_back_ups_too() -> None:
     assert ours.probe(first)["full/device"] == [(0, 256)]
 
 
-def test_a_state_is_one_token_wide() -> None:
+def test_a_state_is_reported_as_one_token_wide() -> None:
     ours = side(num_states=8)
     first = tokens(1, 64)
     admit(ours, 0, first)
@@ -186,13 +186,13 @@ def test_a_state_is_one_token_wide() -> None:
     assert admit(ours, 1, tokens(1, 128)).counts["hit/mamba/device"] == 1
 
 
-def test_a_request_that_does_not_fit_gets_one_sentence() -> None:
+def test_a_request_that_does_not_fit_is_refused_in_one_sentence() -> None:
     with pytest.raises(SideError, match="the device pools are too small: 800 tokens"):
         admit(side(), 0, tokens(1, 800))
 
 
 def branches(compat: str, **pools: int) -> list[tuple[int, int, int]]:
-    """Hits of four prompts that share 128 tokens and part there, each pushed off the device."""
+    """Hits of four prompts that branch after 128 tokens; each is evicted before the next."""
     ours = side(compat, **pools)
     shared = tokens(1, 128)[:128]
     hits = []
@@ -218,7 +218,7 @@ def test_a_window_or_state_at_a_branch_is_backed_up(compat: str, pools: dict[str
 @pytest.mark.parametrize(
     "pools", [{"window_len": 32, "swa_tokens": 640}, {"num_states": 12}], ids=["window", "state"]
 )
-def test_a_branch_off_a_prefix_that_storage_alone_holds_gets_a_window_or_state(
+def test_a_window_or_state_is_kept_at_a_branch_off_a_prefix_that_only_storage_holds(
     compat: str, hit: int, pools: dict[str, int]
 ) -> None:
     ours = side(compat, **pools)
@@ -232,11 +232,11 @@ def test_a_branch_off_a_prefix_that_storage_alone_holds_gets_a_window_or_state(
     assert hits == [0, 0, hit]
 
 
-def test_full_attention_needs_no_branch() -> None:
+def test_full_attention_alone_hits_at_the_first_repetition_of_a_branch() -> None:
     assert branches("reports") == [(0, 0, 0), *[(0, 128, 0)] * 3]
 
 
-def test_locks_free_memory_and_pages_are_reported_as_the_peer_does() -> None:
+def test_locks_free_memory_and_pages_are_reported_in_the_state() -> None:
     ours = side(num_running=3)
     first = tokens(1, 256)
     branch = np.concatenate([first[:128], tokens(2, 64)])
@@ -258,7 +258,7 @@ def test_locks_free_memory_and_pages_are_reported_as_the_peer_does() -> None:
     assert ours.admit(2, tokens(3, 32), 32).state["locked/full/device"] == 192 + 32
 
 
-def test_of_a_window_the_last_pages_are_locked_and_of_a_state_the_last() -> None:
+def test_only_the_last_pages_of_a_window_and_the_last_state_are_locked() -> None:
     first = tokens(1, 256)
     names = page_names(first[:240], PAGE)
     windowed = side(window_len=32, swa_tokens=640, num_running=2)
@@ -280,7 +280,7 @@ def test_locks_on_the_host_are_not_reported_during_back_ups() -> None:
     assert "locked/full/device" in admit(ours, 1, tokens(2, 64)).state
 
 
-def test_an_answer_of_one_token_ends_when_it_is_told_to() -> None:
+def test_an_answer_of_one_token_runs_until_finish_is_called() -> None:
     ours = side(num_running=2)
     ours.admit(0, tokens(1, 64), 64)
     assert [req.request.id for req in ours.engine.scheduler.running] == [0]
@@ -311,7 +311,7 @@ def test_only_the_request_that_finishes_decodes() -> None:
     assert (left.request.id, left.decoded) == (0, 1)
 
 
-def test_the_end_of_an_answer_without_a_state_is_no_use_of_its_prompt() -> None:
+def test_the_end_of_an_answer_without_a_state_does_not_refresh_its_prompt() -> None:
     ours = side(num_states=12, num_running=2)
     for number in range(2):
         ours.admit(number, tokens(number, 65), 64)
@@ -353,18 +353,18 @@ def test_a_short_read_below_a_node_is_used_unless_it_brings_no_window(
 
 
 @pytest.mark.parametrize("pools", [{"window_len": 32, "swa_tokens": 640}, {"num_states": 6}])
-def test_for_vllm_blocks_of_all_kinds_have_the_same_size(pools: dict[str, int]) -> None:
+def test_blocks_of_all_kinds_have_the_same_size_in_vllm(pools: dict[str, int]) -> None:
     kinds = side("vllm_0_33", has_storage=0, **pools)._tree.kinds
     assert len({kinds.page_bytes[kind] for kind in kinds.numbers}) == 1
 
 
 def free_of(ours: SimulatorSide, each: Tokens, stage: str) -> tuple[int, int]:
-    """Tokens that the device's tree holds, and that are free, after the request is aborted."""
+    """Tokens on the device that the tree holds, and free ones, after the request is aborted."""
     outcome = ours.admit(1, each, len(each) - 1, stage)
     return outcome.held["full/device"], outcome.state["free/full/device"]
 
 
-def test_a_request_that_is_aborted_in_a_chunk_leaves_the_chunks_before() -> None:
+def test_a_request_that_is_aborted_in_a_chunk_keeps_earlier_chunks_cached() -> None:
     ours = side(chunk_tokens=64)
     assert free_of(ours, tokens(1, 200), "chunk") == (64, 640 - 64)
     assert not ours.engine.scheduler.running
@@ -372,7 +372,7 @@ def test_a_request_that_is_aborted_in_a_chunk_leaves_the_chunks_before() -> None
     assert free_of(side(), tokens(1, 200), "chunk") == (192, 640 - 192)
 
 
-def test_a_request_that_is_aborted_while_it_decodes_leaves_half_of_its_answer() -> None:
+def test_a_request_that_is_aborted_while_it_decodes_keeps_half_of_its_answer() -> None:
     ours = side(abort_seed=1)
     ours.admit(0, tokens(1, 200), 64)  # an answer of 137 tokens, of which the 69th is not computed
     ours.abort(0)

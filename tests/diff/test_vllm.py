@@ -33,7 +33,7 @@ def compared(
     return compare(requests, pools, (base, head), tmp_path)
 
 
-def test_ours_decides_as_vllm_does(tmp_path: Path) -> None:
+def test_hicache_decides_as_vllm_does(tmp_path: Path) -> None:
     found = compared(tmp_path, ["0.33.0", "hicache"])
     assert found.failure is None
     assert found.totals("base")["hit/full/host"] > 0

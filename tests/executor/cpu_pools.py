@@ -12,7 +12,7 @@ from hicache.models.shapes import ModelConfig
 def cpu_pools(
     model: ModelConfig, page_size: int, device: Counts, host: Counts = (0, 0, 0), **others: Any
 ) -> TorchPools:
-    """Pools of so many pages and slots on each tier; the rest as `PoolSpec` has it."""
+    """Pools with `device` and `host` pages and slots by kind; `others` are fields of `PoolSpec`."""
     spec = PoolSpec(
         model=model,
         page_size=page_size,

@@ -1,4 +1,4 @@
-"""What lets Triton's interpreter run the loops of flash-linear-attention's kernels."""
+"""A patch with which Triton's interpreter runs the loops of flash-linear-attention's kernels."""
 
 import sys
 import warnings
@@ -12,7 +12,7 @@ from hicache.executor.real import fla_scan
 
 
 def interpret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Import the kernels, and give their loops variables that are tensors."""
+    """Import the kernels, and make the variables of their loops tensors."""
     with warnings.catch_warnings(action="ignore"):  # there is no GPU
         fla_scan.library()
     for name in ("chunk_delta_h", "chunk_h"):

@@ -51,7 +51,7 @@ def documents(num_requests: int) -> Workload:
 
 
 def config(family: str, *overrides: str) -> ExperimentConfig:
-    """A run with verification on pools that hold a part of the documents."""
+    """The config of a verified run of `family`, whose pools hold only a part of the documents."""
     sizes = {"device": "full:200", "host": "full:320"}
     if SWA in KINDS[family]:
         sizes = {"device": "full:200,swa:120", "host": "full:320,swa:200"}
@@ -70,7 +70,7 @@ def run(family: str, *overrides: str, num_requests: int = 40) -> Result:
 
 @contextmanager
 def arrivals() -> Iterator[Counter[tuple[str, int]]]:
-    """Count pages and slots by source and kind: from the host to the device, from storage."""
+    """Count the pages and slots that are loaded, by source (host or storage) and kind."""
     seen: Counter[tuple[str, int]] = Counter()
     submit, load = ModelRunner.submit, TorchIo._load
 

@@ -1,4 +1,4 @@
-"""Runs in which no operation of torch reads or writes a pool, but within the launch of a kernel."""
+"""A check that operations of torch read or write pools only within launches of kernels."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ class RefusedError(RuntimeError):
 
 
 class KernelsOnly(TorchDispatchMode):
-    """Refuses operations on the storage of pools, but within launches."""
+    """Refuses operations of torch on the memory of pools, except while paused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class KernelsOnly(TorchDispatchMode):
 
 @contextmanager
 def kernels_only() -> Iterator[KernelsOnly]:
-    """Within this context; `paused()` decorates what launches kernels."""
+    """Refuse operations of torch on pools, except in functions that `paused()` decorates."""
     mode = KernelsOnly()
     make = TorchPools.__init__
 

@@ -1,8 +1,8 @@
 """Random requests through real memory in simulated time.
 
-The cost model says when a thing is done, the data runner does it: as late as it may be done or as
-early (`PlacedStream`). So a run is the same every time, and a wait that is missing somewhere is a
-wrong logit.
+The cost model says when a transfer ends, and the data runner moves its bytes as late or as early
+as is allowed (`PlacedStream`). So a run is the same every time, and a missing wait makes a logit
+wrong.
 """
 
 import functools
@@ -47,7 +47,7 @@ Fault = Callable[[ModelRunner], None]
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """What came of one run."""
+    """The results of one run: verdict, counters, and how often each event was seen."""
 
     verdict: Verdict
     counters: Counter[str]
@@ -55,7 +55,7 @@ class Mix:
 
 
 def tiny(pattern: str, page_size: int, **more: Any) -> ModelConfig:
-    """The small hybrid model, smaller still, with these layers; `more` are further fields."""
+    """A tiny hybrid model with the layers of `pattern`; `more` are further fields."""
     words = pattern.split()
     num_swa = words.count("S")
     fields: dict[str, Any] = {
@@ -89,10 +89,10 @@ def run_mix(
     most: int | None = None,
     num_stages: int = 1,
 ) -> Mix:
-    """One random configuration with random requests, `most` at most; all follows from the seed.
+    """Run a random configuration with random requests (`most` at most), all drawn from `seed`.
 
-    `fault` spoils a data runner. Without `computes` no byte moves: the same events, sooner.
-    `form` is that of pages on the host. All pipeline stages have the same kinds of layers.
+    `fault` spoils a data runner. Without `computes`, the events are the same but no bytes move.
+    `form` is the format of pages on the host and in storage. All stages have the same layers.
     """
     rng = Random(seed)
     plane = plane or (REFERENCE if device == "cpu" else TRITON)
@@ -225,7 +225,7 @@ def _batching(rng: Random, full: int) -> conf.Batching:
 
 
 class CarriedIo(SimulatedIo):
-    """Simulated links and storage, through which real bytes go."""
+    """Simulated links and storage that move real bytes."""
 
     computes = True
 
@@ -277,7 +277,7 @@ class CarriedIo(SimulatedIo):
 
 
 class CarriedExecutor(SimulatedExecutor):
-    """Bytes by the data runner, time by the cost model."""
+    """An executor whose data runner moves bytes and whose cost model gives times."""
 
     is_fenced = False  # streams keep the order, as in real time
 

@@ -1,4 +1,4 @@
-"""One sequence on real memory, cut into calls of the model as a test likes."""
+"""One sequence on real memory, computed in any number of calls of the model."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ def shape_of(pattern: str, head_dim: int = 8, **more: Any) -> ModelConfig:
 
 
 class OneSequence:
-    """Tokens, the ids of their pages by kind, and a slot."""
+    """A sequence: its tokens, the ids of its pages by kind, and state slot 0."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class OneSequence:
         return logits
 
     def in_cuts(self, ends: Sequence[int]) -> Tensor:
-        """All logits, computed in so many calls."""
+        """The logits of all tokens, computed in one call up to each of `ends`."""
         starts = [0, *ends[:-1]]
         return torch.cat(
             [self.forward(*each, logits_from=each[0]) for each in zip(starts, ends, strict=True)]

@@ -1,4 +1,4 @@
-"""Copy streams at both extremes, the same in every run."""
+"""Copy streams that run copies at once or as late as allowed, the same in every run."""
 
 from collections import deque
 from functools import partial
@@ -11,9 +11,9 @@ from hicache.kernels.load import Load, LoadTable, naive_load_items
 
 
 class PlacedStream:
-    """Runs copies at once or, if `is_late`, not before somebody waits for them.
+    """Runs copies at once or, if `is_late`, only when their event is waited for.
 
-    The second is the worst case for whoever forgets to wait.
+    Late copies are the worst case for code that forgets to wait.
     """
 
     def __init__(self, *, is_late: bool) -> None:
@@ -38,7 +38,7 @@ class PlacedStream:
             action()
 
     def run_parts(self, layer: int = 0, landed: Tensor | None = None, count: int = 0) -> None:
-        """Run parts until a layer has landed so many times, or all."""
+        """Run parts of the last copy until `layer` has landed `count` times, or all parts."""
         while self.parts and (landed is None or int(landed[layer, 1]) < count):
             self.parts.popleft()()
 

@@ -12,7 +12,7 @@ from hicache.runs.schema import config_of
 PROFILES = sorted(Path(__file__).parents[2].glob("conf/hardware/*.yaml"))
 
 
-def test_profiles_hold_for_the_tile_and_the_warps_that_are_compiled():
+def test_hardware_profiles_have_the_tile_bytes_and_warps_of_the_compiled_kernel():
     for path in PROFILES:
         launched = config_of(f"hardware={path.stem}").hardware.copy_kernel
         assert launched.tile_bytes == TILE_WORDS * WORD_BYTES
@@ -20,7 +20,7 @@ def test_profiles_hold_for_the_tile_and_the_warps_that_are_compiled():
     assert PROFILES
 
 
-def test_a_profile_that_cannot_be_launched_is_refused():
+def test_a_copy_kernel_profile_without_programs_or_a_rate_is_refused():
     rate, none = Figure(value=1e9), Figure(value=0.0)
     with pytest.raises(ValueError, match="link_programs must be at least 1, got 0"):
         CopyKernelConfig(link_programs=0, to_device=rate, to_host=rate)

@@ -1,4 +1,4 @@
-"""Copies on CUDA streams begin behind the work that was queued before them."""
+"""Copies on CUDA streams start after the work that was queued before them."""
 
 import threading
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from hicache.executor.real.copy_streams import CudaStream, ThreadStream
 
 
 @pytest.mark.parametrize(("is_urgent", "name"), [(True, "urgent"), (False, "side")])
-def test_a_copy_begins_behind_the_work_that_the_step_has_queued(is_urgent, name, monkeypatch):
+def test_a_copy_starts_after_the_work_that_the_step_has_queued(is_urgent, name, monkeypatch):
     calls = []
 
     class Stream:
@@ -43,7 +43,7 @@ def test_a_copy_begins_behind_the_work_that_the_step_has_queued(is_urgent, name,
     assert calls == [f"{name} waits for compute", f"on {name}", event, "copy", event]
 
 
-def test_a_layer_is_ready_while_later_layers_are_on_their_way() -> None:
+def test_a_layer_is_ready_while_later_layers_are_still_being_copied() -> None:
     landed, goes_on = torch.zeros(2, 2, dtype=torch.int32), threading.Event()
 
     def copy() -> None:
@@ -61,7 +61,7 @@ def test_a_layer_is_ready_while_later_layers_are_on_their_way() -> None:
     stream.close()
 
 
-def test_a_copy_that_fails_fails_the_layer_that_waits_for_it() -> None:
+def test_an_error_of_a_copy_is_raised_where_a_layer_waits_for_it() -> None:
     stream = ThreadStream("load")
     event = stream.run(lambda: (_ for _ in ()).throw(ValueError("no such page")))
     with pytest.raises(ValueError, match="no such page"):

@@ -41,8 +41,8 @@ def run(launch, rule, sequences, ends, rows=slice(0, ROWS), dtype=torch.float32,
 
 
 @RULES
-def test_results_are_those_of_the_reference(rule, fla_scan):
-    """Two sequences, and three states of the first, of which one is at no multiple of 64."""
+def test_outputs_and_states_of_fla_equal_those_of_the_reference(rule, fla_scan):
+    """Two sequences; one of the three states captured in the first is at no multiple of 64."""
     sequences = [[2, 0, 0, 3, 0], [5, 130, 3, 4, 0]]
     given = rule, sequences, [[64, 4], [81, 1], [120, 2], [60, 5]]
     got, wanted = run(fla_scan, *given), run(naive_scan, *given)
@@ -69,7 +69,7 @@ def test_states_at_multiples_of_64_have_the_bits_of_a_call_that_ends_there(rule,
     assert torch.equal(states[3], states[6])
 
 
-def test_a_sequence_has_the_same_bits_alone_and_beside_others(fla_scan):
+def test_a_sequence_has_the_same_bits_alone_and_in_a_batch(fla_scan):
     both = run(
         fla_scan, "delta", [[2, 0, 0, 2, 0], [5, 100, 2, 3, 0]], [[64, 4], [100, 2], [77, 5]]
     )
@@ -78,18 +78,18 @@ def test_a_sequence_has_the_same_bits_alone_and_beside_others(fla_scan):
     assert torch.equal(both[2][5], alone[2][5])
 
 
-def test_every_kernel_has_one_configuration(fla_scan):
+def test_every_fla_kernel_has_one_autotune_configuration(fla_scan):
     found = kernels.autotuned()
     assert len(found) > 4
     assert {len(each.configs) for each in found} == {1}
 
 
-def test_a_cpu_is_refused():
+def test_fla_kernels_on_a_cpu_are_refused():
     with pytest.raises(ValueError, match="fla needs a GPU"):
         runtime._plane("fla", torch.device("cpu"))
 
 
-def test_hits_change_logits_by_rounding_alone(fla_scan):
+def test_hits_change_logits_only_by_rounding(fla_scan):
     """Captured states, evictions and copies; a request that decodes has chunks of its own."""
     verdict = run_mix(3, plane=REFERENCE._replace(scan=fla_scan), most=2).verdict
     assert verdict.num_checked == 2

@@ -39,7 +39,7 @@ def writes_no_state():
 
 
 def after_init(name, spoil):
-    """Spoil a layer of each call that begins behind the first token."""
+    """Patch layer type `name`: `spoil` changes its layers in calls after the first token."""
     layer_type = getattr(hf_model, name)
     init = layer_type.__init__
 
@@ -83,7 +83,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("mistake", "family"), MISTAKES)
-def test_a_planted_mistake_is_found(mistake, family):
+def test_a_planted_mistake_in_pages_or_states_makes_logits_wrong(mistake, family):
     with mistake():
         measures = run(family, num_requests=12).measures
     assert measures["verify/wrong_count"] > 0
@@ -91,12 +91,12 @@ def test_a_planted_mistake_is_found(mistake, family):
 
 
 @pytest.mark.soak
-def test_the_kernels_move_what_a_model_of_transformers_caches():
+def test_logits_of_an_hf_model_are_equal_with_pages_moved_by_kernels():
     result = run("falcon_h1", "executor.kernels=triton", "executor.call=page")
     assert result.measures["verify/unequal_count"] == result.measures["verify/untested_count"] == 0
 
 
-def test_weights_come_from_a_local_directory(tmp_path):
+def test_an_hf_model_reads_its_weights_from_a_local_directory(tmp_path):
     def model_of(folder):
         shape = config("gemma3", f"model.from_hf={folder}").model
         return hf_model.HfModel(shape, page_size=PAGE, seed=3, device="cpu", is_cut=True)
@@ -126,12 +126,12 @@ def test_weights_come_from_a_local_directory(tmp_path):
         (["model.window_len=32"], r"caches \(128, 20, 0\) .* stands for \(128, 32, 0\)"),
     ],
 )
-def test_a_shape_that_is_not_the_models_is_refused(overrides, message):
+def test_a_config_that_contradicts_the_hf_model_is_refused(overrides, message):
     with pytest.raises(ValueError, match=message):
         run("gemma3", *overrides, num_requests=1)
 
 
-def test_a_missing_config_or_package_is_named(monkeypatch):
+def test_the_error_names_a_missing_config_or_package(monkeypatch):
     with pytest.raises(ValueError, match=r"executor.model=hf needs model.from_hf"):
         experiment.run(config_of(*BASE, "model=tiny_hybrid", "workload.limit=1"))
     monkeypatch.delitem(sys.modules, hf_model.__name__)

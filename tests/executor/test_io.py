@@ -1,4 +1,4 @@
-"""Storage calls in threads: what comes back, what counts as a miss, and how idle time passes."""
+"""Storage calls in threads: pages read back, reads that are misses, and skipped idle time."""
 
 import time
 from types import SimpleNamespace
@@ -92,7 +92,7 @@ def num_read(io):
     return wanted.completed_pages
 
 
-def test_written_pages_come_back_on_every_rank(pools):
+def test_pages_written_to_storage_are_read_back_on_every_rank(pools):
     io = opened(pools, *(MemoryStorage(capacity_bytes=None) for _ in range(2)))
     written(pools, io)
     assert num_read(io) == 2
@@ -109,7 +109,7 @@ def test_a_page_that_storage_changed_is_a_miss(pools):
 
 
 @pytest.mark.parametrize(("kind", "on_second", "found"), [(Changing, 2, 2), (MemoryStorage, 1, 1)])
-def test_a_rank_takes_pages_of_other_processes_as_far_as_all_ranks_have_them(
+def test_pages_of_other_processes_are_read_up_to_the_first_that_a_rank_lacks(
     pools, kind, on_second, found
 ):
     storages = [kind(capacity_bytes=None) for _ in range(2)]
@@ -119,7 +119,7 @@ def test_a_rank_takes_pages_of_other_processes_as_far_as_all_ranks_have_them(
     assert num_read(opened(pools, *storages)) == found
 
 
-def test_a_failing_storage_is_a_miss(pools):
+def test_a_read_from_a_failing_storage_is_a_miss(pools):
     io = opened(pools, MemoryStorage(capacity_bytes=None), failing(StorageError("no answer")))
     wanted = prefetch_of(2, first=2)
     io.read(0, wanted)
@@ -129,14 +129,14 @@ def test_a_failing_storage_is_a_miss(pools):
     assert io.counters["transfer/storage_write_bytes"] == 0
 
 
-def test_a_mistake_in_a_thread_is_raised_in_the_thread_that_polls(pools):
+def test_an_error_in_a_storage_thread_is_raised_in_the_thread_that_polls(pools):
     io = opened(pools, failing(ZeroDivisionError()), MemoryStorage(capacity_bytes=None))
     io.write(0, write_of((FULL, 0), (FULL, 1)))
     with pytest.raises(ZeroDivisionError):
         drained(io)
 
 
-def test_idle_time_is_skipped(pools):
+def test_idle_time_of_a_real_run_is_skipped(pools):
     io = opened(pools)
     started = time.monotonic()
     io.wait_until(io.now() + 3_600 * 10**9)

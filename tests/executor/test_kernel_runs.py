@@ -27,7 +27,7 @@ from tests.executor.one_sequence import PAGE, TOKENS, OneSequence, shape_of
         pytest.param(126, None, ["device hit", "storage hit"], marks=pytest.mark.soak),
     ],
 )
-def test_logits_equal_a_cold_start_on_kernels_alone(seed, most, hits):
+def test_logits_on_kernels_alone_equal_those_of_a_cold_start(seed, most, hits):
     with kernels_only() as mode:
         mix = run_mix(seed, plane=interpreted().wrapped(mode.paused()), most=most)
     assert mix.verdict.num_equal == mix.verdict.num_checked > 0
@@ -51,7 +51,7 @@ def test_a_layer_with_index_keys_runs_on_kernels_alone():
 
 
 @pytest.mark.parametrize("plane", [REFERENCE, interpreted()], ids=["torch", "triton"])
-def test_one_scan_a_layer_captures_the_states_that_cut_prefills_leave(plane):
+def test_one_scan_per_layer_captures_the_states_of_a_prefill_in_chunks(plane):
     page, ends = 4, range(4, 16, 4)
     model = ReferenceModel(tiny("M D", page), page_size=page)
     scans = []

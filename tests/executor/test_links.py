@@ -11,7 +11,7 @@ SECOND = 10**9
 
 
 def ends(links, now_ns=0):
-    """Run to the end; flow id → finish_ns."""
+    """Run all flows to their end; return the finish time in ns by flow id."""
     finished = {}
     while (next_ns := links.next_finish_ns) < NEVER:
         now_ns = max(now_ns, next_ns)
@@ -19,7 +19,7 @@ def ends(links, now_ns=0):
     return finished
 
 
-def test_a_late_flow_halves_the_rate_from_then_on():
+def test_a_second_flow_on_a_link_halves_the_rate_of_the_first():
     links = Links({"a": 100.0})
     links.start(0, 100, ("a",), 7)
     links.start(1, 100, ("a",), 7 + SECOND // 2)
@@ -35,7 +35,7 @@ def test_a_flow_without_bytes_ends_as_it_begins():
     assert links.finish_until(5) == [(5, 1)]
 
 
-def test_flows_that_end_at_one_time_end_by_id():
+def test_flows_that_end_at_the_same_time_are_reported_by_id():
     links = Links({"a": 100.0, "b": 100.0})
     for flow_id, num_bytes, link in ((3, 50, "a"), (1, 50, "a"), (2, 100, "b")):
         links.start(flow_id, num_bytes, (link,), 0)
@@ -53,7 +53,7 @@ def test_a_flow_that_ended_before_another_began_is_reported_with_its_time():
 
 
 def scenario(seed):
-    """Links, and flows as (id, bytes, links, start)."""
+    """Random links, and random flows as (id, bytes, links, start in ns)."""
     draw = random.Random(seed)
     names = ["a", "b", "c", "d"]
     links = Links({name: draw.uniform(1e9, 5e10) for name in names})
@@ -87,7 +87,7 @@ def test_rates_are_max_min_fair(seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_order_of_calls_at_one_time_does_not_matter(seed):
+def test_the_order_in_which_simultaneous_flows_are_started_does_not_matter(seed):
     (links, flows), (other, _) = scenario(seed), scenario(seed)
     for flow in flows:
         links.start(*flow)
@@ -106,7 +106,7 @@ def test_the_order_of_calls_at_one_time_does_not_matter(seed):
         ((0, 1, ("a",), 0), "already running"),
     ],
 )
-def test_a_wrong_flow_is_refused(flow, sentence):
+def test_a_flow_with_unknown_links_negative_bytes_or_a_used_id_is_refused(flow, sentence):
     links = Links({"a": 1.0})
     links.start(0, 1, ("a",), 0)
     with pytest.raises(ValueError, match=sentence):

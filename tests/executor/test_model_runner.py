@@ -60,7 +60,7 @@ def test_logits_equal_those_of_a_cold_start(seeds):
 @pytest.mark.parametrize(
     "seeds", [range(4), pytest.param(range(4, 400), marks=pytest.mark.soak)], ids=str
 )
-def test_stages_with_memory_of_their_own_give_the_same_logits(seeds):
+def test_pipeline_stages_with_their_own_memory_give_the_same_logits(seeds):
     assert_equal_logits(seeds, num_stages=2)
 
 
@@ -70,7 +70,7 @@ def test_logits_equal_those_of_a_cold_start_on_a_gpu(first):
     assert_equal_logits(range(first, first + 10), device="cuda")
 
 
-def test_random_runs_have_every_event():
+def test_random_runs_cover_every_listed_event():
     seen: Counter[str] = Counter()
     for seed in range(300):
         mix = run_mix(seed, computes=False)
@@ -91,7 +91,7 @@ def test_a_request_whose_own_hit_leaves_no_room_runs_without_it():
 
 
 def other_moves(runner, change):
-    """Load back with changed moves."""
+    """Make load-backs use the moves that `change` returns for each arrival."""
     load = runner.pools.load
     runner.pools.load = lambda arrivals: load(
         [each._replace(moves=change(each)) for each in arrivals]

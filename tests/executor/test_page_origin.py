@@ -61,7 +61,7 @@ def names_of(kind):
     return [field.name for field in fields(kind)]
 
 
-def test_every_field_but_neutral_ones_changes_the_namespace(monkeypatch):
+def test_every_field_of_an_origin_but_neutral_ones_changes_its_namespace(monkeypatch):
     origins = [ORIGIN, *(changed(ORIGIN, name) for name in names_of(PageOrigin)[1:])]
     of_pages = [name for name in names_of(type(MODEL)) if name not in NEUTRAL]
     origins += [replace(ORIGIN, model=changed(MODEL, name)) for name in of_pages]
@@ -72,7 +72,7 @@ def test_every_field_but_neutral_ones_changes_the_namespace(monkeypatch):
 
 
 def pages_of(config):
-    """All that the model caches of the same tokens."""
+    """All that the model of `config` caches of `TOKENS`: pages, taps and states."""
     pools, pages = cpu_pools(config, PAGE, (5, 5, 1)), range(5)
     model = ReferenceModel(config, page_size=PAGE)
     OneSequence(model, pools, TOKENS, (pages, pages)).forward(0, 5 * PAGE)
@@ -100,7 +100,7 @@ def test_a_layout_names_every_piece_of_every_item_in_order():
     )
 
 
-def test_only_a_run_of_the_same_origin_is_served_stored_pages(tmp_path):
+def test_only_a_run_of_the_same_origin_hits_stored_pages(tmp_path):
     config = config_of(*BASE)
     config = replace(config, storage=replace(config.storage, root=str(tmp_path)))
     for change, num_stores, has_hits in (

@@ -1,4 +1,4 @@
-"""Pinned memory has the size that was asked for; a stand-in for the CUDA runtime pins it."""
+"""Pinned host memory has the requested size; a fake CUDA runtime stands for the real one."""
 
 import mmap
 from pathlib import Path
@@ -11,7 +11,7 @@ from hicache.executor.real.pinned import HUGE_PAGE_BYTES, pinned_bytes
 
 
 class Registry:
-    """Pins nothing, and remembers the calls."""
+    """A fake CUDA runtime that pins nothing and records the calls."""
 
     def __init__(self, code=0):
         self.code = code
@@ -52,7 +52,7 @@ def test_memory_of_the_wanted_size_is_pinned_until_its_last_view_is_gone(num_byt
 
 
 @pytest.mark.parametrize("error", [None, OSError("invalid argument")])
-def test_huge_pages_are_requested_and_a_system_without_them_is_served(error, monkeypatch):
+def test_huge_pages_are_requested_and_a_system_without_them_is_supported(error, monkeypatch):
     advice = []
 
     def madvise(self, what):

@@ -37,7 +37,7 @@ def device_tensors(pools):
 
 
 def there_and_back(pools):
-    """Items 1 and 3 of the device to items 2 and 0 of the host, and back to where they were."""
+    """Back up items 1 and 3 of the device to items 2 and 0 of the host, and load them back."""
     pools.save([Move(kind, IDS, OTHERS) for kind in KINDS])
     for kind in KINDS:
         pools.poison(0, kind, IDS)
@@ -52,7 +52,7 @@ def coded(values, form):
     ("form", "plane"),
     [*((form, REFERENCE) for form in FORMS), ("int8", interpreted()), ("fp4", interpreted())],
 )
-def test_pages_and_states_come_back_coded_and_taps_as_they_were(form, plane):
+def test_pages_and_states_come_back_rounded_by_their_code_and_taps_unchanged(form, plane):
     pools = filled(host_format=form, storage_format=form, plane=plane)
     wanted = [each.clone() for each in device_tensors(pools)]
     there_and_back(pools)
@@ -68,7 +68,7 @@ def test_pages_and_states_come_back_coded_and_taps_as_they_were(form, plane):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_storage_with_a_format_of_its_own_keeps_the_bytes_of_a_coded_host(form):
+def test_a_plain_host_stores_the_same_coded_bytes_as_a_coded_host(form):
     plain, coded_host = (filled(host_format=host, storage_format=form) for host in ("plain", form))
     for pools in (plain, coded_host):
         there_and_back(pools)
@@ -86,12 +86,12 @@ def test_storage_with_a_format_of_its_own_keeps_the_bytes_of_a_coded_host(form):
             assert bytes(again) == bytes(stored)
 
 
-def test_a_page_of_another_format_has_another_name():
+def test_pages_of_each_storage_format_have_their_own_layout():
     layouts = [filled(storage_format=form).ranks[0].layout for form in ("plain", *FORMS)]
     assert len(set(layouts)) == 5
 
 
-def test_runs_with_coded_pages_are_equally_far_from_a_cold_start_on_kernels_and_on_torch():
+def test_coded_pages_cause_the_same_logit_error_on_kernels_and_on_torch():
     one, other = (
         run_mix(3, form="int8", plane=plane, most=3).verdict for plane in (REFERENCE, interpreted())
     )
@@ -100,7 +100,7 @@ def test_runs_with_coded_pages_are_equally_far_from_a_cold_start_on_kernels_and_
     assert 0 < one.error < 0.1
 
 
-def test_pages_from_storage_are_hashed_on_the_host_as_the_kernel_hashes_them():
+def test_the_host_computes_the_same_checksums_of_stored_pages_as_the_kernel():
     pools = filled(tp=1)
     rank = pools.ranks[0]
     pools.save([Move(FULL, IDS, IDS), Move(MAMBA, IDS, IDS)])
@@ -116,7 +116,7 @@ def test_pages_from_storage_are_hashed_on_the_host_as_the_kernel_hashes_them():
 
 
 @pytest.mark.parametrize("link_programs", [None, 3])
-def test_a_load_back_takes_the_programs_of_the_profile(link_programs):
+def test_a_load_back_launches_as_many_programs_as_the_profile_says(link_programs):
     launched = []
 
     def seen(copy):

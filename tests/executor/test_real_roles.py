@@ -37,6 +37,6 @@ def test_logits_equal_those_of_one_engine_without_a_cache(words):
     assert measures["decode/device_reused_tokens"] > 0
 
 
-def test_kv_that_does_not_arrive_is_noticed(monkeypatch):
+def test_kv_that_does_not_arrive_makes_logits_unequal(monkeypatch):
     monkeypatch.setattr(TorchPools, "receive", lambda self, source, moves: None)
     assert measures_of()["verify/unequal_count"] == 2

@@ -1,4 +1,4 @@
-"""The reference model against one without pages, and against itself in other cuts and places."""
+"""The reference model equals one without pages, and itself with other chunks, pages and ranks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,7 +41,7 @@ def model_of(pattern: str) -> ReferenceModel:
 def sequence_of(
     model: ReferenceModel, *, tp: int = 1, stages: Sequence[int] = (), seed: int | None = None
 ) -> OneSequence:
-    """Pages in a random order, or ascending, filled with NaN before the model writes them."""
+    """The sequence on pages that hold NaN, in ascending order or (with a seed) a random one."""
     counts = (NUM_PAGES, NUM_PAGES, 1, NUM_PAGES), (NUM_PAGES, NUM_PAGES, 2, NUM_PAGES)
     pools = cpu_pools(model.config, PAGE, *counts, tp=tp, stage_layers=stages)
     for kind in ATTENDED:
@@ -54,7 +54,7 @@ def sequence_of(
     ("pattern", "tp"),
     [("FtI", 1), ("FtI", 2), ("W", 2), (ALL, 2), *product(["F S M D"], [1, 2, 4]), ("F", 4)],
 )
-def test_logits_do_not_depend_on_the_cut_the_pages_or_the_ranks(pattern, tp):
+def test_logits_do_not_depend_on_chunks_the_order_of_pages_or_ranks(pattern, tp):
     model = model_of(pattern)
     whole = sequence_of(model).in_cuts([LENGTH])
     cuts = [16, 24, *range(25, 45), 48, LENGTH]
@@ -63,7 +63,7 @@ def test_logits_do_not_depend_on_the_cut_the_pages_or_the_ranks(pattern, tp):
 
 
 @pytest.mark.parametrize(("tp", "stages"), [(1, (5, 3)), (2, (4, 4)), (4, (4, 4))])
-def test_logits_do_not_depend_on_the_stages(tp, stages):
+def test_logits_do_not_depend_on_pipeline_stages(tp, stages):
     model = model_of("F S M D F S D M")
     whole = sequence_of(model).in_cuts([LENGTH])
     split = sequence_of(model, tp=tp, stages=stages, seed=1)
@@ -112,7 +112,7 @@ def test_a_window_needs_its_pages_and_reads_no_page_before_them(word, kind, num_
 
 
 @pytest.mark.parametrize("spoiled", [None, "index", "wide"])
-def test_index_keys_and_a_second_window_come_back_from_the_host(spoiled):
+def test_index_keys_and_a_second_window_are_loaded_back_from_the_host(spoiled):
     model = model_of(ALL)
     whole, its = sequence_of(model).in_cuts([LENGTH]), sequence_of(model)
     its.forward(0, 40)
@@ -146,7 +146,7 @@ def test_a_model_with_unknown_layers_or_parts_is_refused(pattern, parts, sentenc
 
 
 def dense(model: ReferenceModel) -> Tensor:
-    """All tokens at once in double precision, states token by token, straight from the papers."""
+    """The logits in fp64 without pages: all tokens at once, states token by token."""
     config = model.config
     ids = np.frombuffer(TOKENS, np.int32).astype(np.int64) % model.vocab_size
     x = model._embedding.double()[torch.from_numpy(ids)]

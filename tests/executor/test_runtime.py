@@ -11,7 +11,7 @@ SMALL = ("executor=torch", "executor.device=cpu", "model=tiny_hybrid", "executor
 
 
 def run_in(folder, *overrides):
-    """Run; return what it prints, and its summary."""
+    """Run an experiment in `folder`; return its standard output and its summary."""
     done = subprocess.run(
         [sys.executable, "-m", "experiments.run", *SMALL, *overrides],
         cwd=folder,

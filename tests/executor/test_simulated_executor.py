@@ -50,14 +50,14 @@ class Kept(EndlessStore):
 
 
 def io_of(*storages, engines=1, stalls=(), seed=0, links=(), **knobs):
-    """A gigabyte a second to and from storage; a question takes 1 ms, an operation 0.1."""
+    """Simulated I/O: 1 GB/s to and from storage; a query takes 1 ms, an operation 0.1 ms."""
     rates = {"to_device": 2e9, "to_host": 1e9, "host_memory": 1e15} | dict(links)
     config = StorageConfig(**PLAIN | knobs)
     return SimulatedIo(config, storages, [rates] * engines, stalls=stalls, seed=seed)
 
 
 def events(io):
-    """All that happens from now on: when, for which engine, and what is done."""
+    """Run until all work is done; return (time in ns, engine, finished work) of each."""
     seen = []
     while (moment := io.pass_by(0, SimulatedClock())) < NEVER:
         seen += [(moment, engine, done) for engine, done in io.advance(moment)]
@@ -78,7 +78,7 @@ def copy_of(kind, num_bytes, **more):
     return kind(moves=[], num_bytes=num_bytes, node=None, **extra | more)
 
 
-def test_an_engine_asks_about_one_request_at_a_time_and_engines_ask_side_by_side():
+def test_each_engine_queries_storage_for_one_request_at_a_time_in_parallel_with_others():
     io = io_of(Kept(key(0)), engines=2)
     asked = [prefetch_of(2) for _ in range(3)]
     for prefetch, engine in zip(asked, (0, 0, 1), strict=True):
@@ -89,7 +89,7 @@ def test_an_engine_asks_about_one_request_at_a_time_and_engines_ask_side_by_side
     assert io.counters["storage/query_count"] == 3
 
 
-def test_a_question_waits_for_slow_storage_and_is_dropped_for_a_request_that_has_gone_on():
+def test_a_storage_query_waits_for_a_stall_and_is_skipped_for_a_stopped_prefetch():
     stall, storage = Stall(), Kept(key(0))
     io = io_of(storage, stalls=(stall,))
     waiting, settled = prefetch_of(2), prefetch_of(2)
@@ -121,7 +121,7 @@ READS = {  # keys in storage, what is read, milliseconds of the reports, pages, 
 @pytest.mark.parametrize(
     ("keys", "what", "ends", "pages", "restored", "num_bytes"), READS.values(), ids=READS
 )
-def test_a_read_takes_its_batches_and_then_its_window_and_state(
+def test_a_read_moves_its_batches_of_pages_and_then_its_window_and_state(
     keys, what, ends, pages, restored, num_bytes
 ):
     io = io_of(Kept(*keys), sidecar_s=5e-3)
@@ -134,7 +134,7 @@ def test_a_read_takes_its_batches_and_then_its_window_and_state(
 
 
 @pytest.mark.parametrize("num_pages", [4, 2], ids=["between batches", "before the window"])
-def test_a_read_that_is_stopped_ends_with_its_batch(num_pages):
+def test_a_read_that_is_stopped_ends_with_its_current_batch(num_pages):
     io = io_of(Kept(*map(key, range(4)), key(1, SWA), key(3, SWA)))
     read = started(io, prefetch_of(num_pages, windows=1))
     io.advance(MS)
@@ -169,14 +169,14 @@ def test_random_delays_follow_from_seed_and_engine_and_have_the_configured_mean(
     assert moments(io)[-1] > 1.1
 
 
-def test_reads_and_writes_share_the_limit_of_storage():
+def test_reads_and_writes_share_the_bandwidth_limit_of_storage():
     io = io_of(Kept(key(0)), shared_gbps=1.0, query_s=1e-4)
     started(io, prefetch_of(1))
     io.enqueue("write", io.write(0, write_of((FULL, 1)), SIZES), 0)
     assert moments(io) == [2.0, 2.1]  # the write waits for its question first
 
 
-def test_a_write_asks_and_stores_in_batches_what_storage_lacks_and_takes():
+def test_a_write_stores_in_batches_the_pages_that_storage_lacks_and_has_room_for():
     storage = Kept(key(1), room=3)
     io, write = io_of(storage), write_of((FULL, 0), (FULL, 1), (SWA, 2), (MAMBA, 3))
     io.enqueue("write", io.write(0, write, SIZES), 0)
@@ -199,7 +199,7 @@ def test_a_write_from_pages_that_are_free_already_copies_them_to_a_buffer_first(
 
 
 @pytest.mark.parametrize(("links", "ends"), [({}, [2, 4]), ({"both_ways": 1e9}, [8, 8])])
-def test_a_copy_takes_its_bytes_over_the_links_of_its_direction(links, ends):
+def test_the_time_of_a_copy_is_that_of_its_bytes_on_the_links_of_its_direction(links, ends):
     io = io_of(links=links)
     load, save = copy_of(LoadBack, 4 * MS), copy_of(BackUp, 4 * MS, is_fence=True)
     for work in (load, save):
@@ -210,7 +210,7 @@ def test_a_copy_takes_its_bytes_over_the_links_of_its_direction(links, ends):
     assert (io.copying[0], io.backing_up[0], io.fences[0]) == (0, 0, 0)
 
 
-def test_a_rank_moves_its_share_and_asks_its_own_storage():
+def test_a_rank_moves_its_share_of_bytes_and_queries_its_own_storage():
     io = io_of(Kept(key(0)), Kept(key(0), key(1)), engines=4)
     work, reads = copy_of(BackUp, 4 * MS), [prefetch_of(2), prefetch_of(2)]
     io.begin(io.copy(2, work), 0)
@@ -229,7 +229,7 @@ def test_work_that_takes_no_time_is_done_at_once():
 
 
 class Priced:
-    """A cost model that keeps what it was asked, and multiplies decode steps by the slowdown."""
+    """A cost model that records its arguments; a decode step takes 100 ns × the slowdown."""
 
     def __init__(self):
         self.asked = []
@@ -282,7 +282,7 @@ def test_a_copy_slows_steps_of_its_own_engine_and_a_back_up_its_load_backs(kind,
     assert cost.asked[-1]["load_layer_bytes"] is None  # nothing is loaded
 
 
-def test_a_step_with_prompts_is_priced_with_what_it_loads_and_saves():
+def test_a_step_with_prompts_is_priced_with_its_loaded_bytes_and_saved_states():
     executor, cost = executor_of(io_of())
     loads = [
         LoadBack(

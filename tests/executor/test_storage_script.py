@@ -134,7 +134,7 @@ PARTS = {  # restorable lengths, what happens, restored pages, calls of storage
 
 @DRIVERS
 @pytest.mark.parametrize(("lengths", "happens", "restored", "calls"), PARTS.values(), ids=PARTS)
-def test_a_part_of_a_read_is_kept_with_its_own_window_and_state(
+def test_a_part_of_a_read_is_used_with_the_window_and_state_at_its_end(
     driver, lengths, happens, restored, calls
 ):
     prefetch = prefetch_of(5, **NEEDS, keeps_part=True, restorable=lengths)
@@ -146,7 +146,7 @@ def test_a_part_of_a_read_is_kept_with_its_own_window_and_state(
 
 
 @DRIVERS
-def test_a_write_stores_in_batches_what_storage_lacks(driver):
+def test_a_write_stores_in_batches_the_pages_that_storage_lacks(driver):
     work = write_of((FULL, 0), (FULL, 1), (FULL, 2), (SWA, 0), (MAMBA, 0))
     keys = work.keys
     storage = Scripted(missing=[keys[0], keys[2], keys[4]])
@@ -165,7 +165,7 @@ def test_a_read_that_is_stopped_in_the_queue_reads_nothing(driver):
     assert prefetch.is_read
 
 
-def test_a_read_without_window_and_state_asks_for_neither():
+def test_a_read_that_needs_no_window_or_state_reads_only_pages():
     storage = Scripted()
     Simulated(storage).run("read", prefetch_of(2))
     assert storage.calls == reads(FIRST)

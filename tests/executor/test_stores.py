@@ -1,4 +1,4 @@
-"""Stores of a simulated run against each other, and what a key is to a real store."""
+"""Stores of a simulated run compared with each other, and the bytes of keys in a real store."""
 
 from random import Random
 
@@ -14,7 +14,7 @@ KINDS = (FULL, SWA, MAMBA)
 NAMES = {"numbers": [8 * page for page in range(9)], "digests": [bytes([9]) * 16, bytes([1]) * 16]}
 
 
-def test_an_endless_store_holds_what_an_engine_of_stand_ins_holds() -> None:
+def test_an_endless_store_answers_like_a_storage_engine_of_stand_ins() -> None:
     rng = Random(5)
     plain, engine = EndlessStore(), StandIns(MemoryStorage(capacity_bytes=None))
     for _ in range(300):

@@ -20,7 +20,7 @@ def pools() -> TorchPools:
     return cpu_pools(tiny("F S M", PAGE), PAGE, (20, 20, 4), (1, 1, 0))
 
 
-def test_tiles_name_the_pages_they_see_and_the_rows_of_their_tokens(pools):
+def test_tiles_list_the_pages_they_attend_to_and_the_rows_of_their_tokens(pools):
     step = StepTables(pools, [FIRST, SECOND], 1)
     # [position of row 0, first row, end of the rows, pages left out]
     assert step.tiles[FULL].tolist() == [[24, 1, 2, 0], [8, 2, 4, 0], [12, 0, 4, 0]]
@@ -35,7 +35,7 @@ def test_tiles_name_the_pages_they_see_and_the_rows_of_their_tokens(pools):
     assert step.sequences[:, 2:].tolist() == [[0, 1, 25], [1, 3, 10]]
 
 
-def test_the_last_group_is_filled_up_with_tiles_that_have_no_rows(pools):
+def test_the_last_group_of_tiles_is_padded_with_tiles_without_rows(pools):
     step = StepTables(pools, [FIRST, SECOND], 2)
     assert [group.tiles for group in step.groups] == [slice(0, 2), slice(2, 4)]
     assert [group.end for group in step.groups] == [26, 16]
@@ -45,7 +45,7 @@ def test_the_last_group_is_filled_up_with_tiles_that_have_no_rows(pools):
 
 
 @pytest.mark.parametrize("kind", [FULL, SWA])
-def test_a_page_that_a_tile_sees_must_be_there(pools, kind):
+def test_a_missing_page_that_a_tile_attends_to_is_an_error(pools, kind):
     pages = [list(each) for each in FIRST.pages]
     pages[kind][5] = -1
     with pytest.raises(HoleError, match="at least one is missing"):

@@ -1,4 +1,4 @@
-"""No request waits for the compiler: what a step launches was compiled before the first one."""
+"""A warm-up compiles all kernels that a step launches, so no request waits for the compiler."""
 
 import json
 import os

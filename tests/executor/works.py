@@ -20,7 +20,7 @@ def key(number: int, kind: int = 0) -> bytes:
 def prefetch_of(
     num_pages: int, *, windows: int = 0, has_state: bool = False, first: int = 0, **more: Any
 ) -> Prefetch:
-    """A read of pages into host pages from `first` on; `windows` pages need a window."""
+    """A prefetch of pages into host pages from `first` on, with a window of `windows` pages."""
     root = Node(None, b"", 0, 0)
     counts = num_pages, min(windows, num_pages), int(has_state)
     return Prefetch(
@@ -40,7 +40,7 @@ def prefetch_of(
 
 
 def write_of(*pages: tuple[int, int], num_bytes: int = 0, **more: Any) -> StorageWrite:
-    """A write of (kind, number) pairs from the host pages of these numbers."""
+    """A storage write of `pages`, each a pair of its kind and the number of its host page."""
     return StorageWrite(
         keys=[key(number, kind) for kind, number in pages],
         parts=[(kind, [number]) for kind, number in pages],

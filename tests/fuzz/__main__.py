@@ -14,7 +14,7 @@ from tests.fuzz.shrink import Finding, examine, try_all
 
 
 def main() -> int:
-    """Print what is found as it is found; 1 if anything is."""
+    """Print each finding when it is found; return 1 if there is any, otherwise 0."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("scenario", nargs="*", help="seed/number, seed/first-last or knob=value")
     parser.add_argument("--limit", type=int, help="requests")

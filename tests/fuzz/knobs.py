@@ -19,10 +19,11 @@ LISTS = {"ROUTERS": ROUTERS, "STOCK_POLICIES": STOCK_POLICIES, "WRITE_POLICIES":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """One thing that scenarios differ in.
+    """One choice of a scenario.
 
-    `values`: overrides, separated by blanks, by their name. `plain_share`: of scenarios with the
-    first of them; None: all are as likely. Knobs further down the list override those above.
+    `values` has the overrides of each named value, separated by blanks. `plain_share` is the share
+    of scenarios with the first value; None means that all values are equally likely. The overrides
+    of later knobs replace those of earlier ones.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Knob:
 
 
 def overrides_of(text: str) -> dict[str, str]:
-    """The overrides by their keys."""
+    """Return the values of overrides by their keys."""
     return dict(re.findall(r"([\w.]+)=(.*?)(?= [\w.]+=|$)", text))
 
 
@@ -64,7 +65,7 @@ BARRED = [
 
 
 def _with_few_values() -> Iterator[Knob]:
-    """The settings that have few values and are no part of a knob above, by their fields."""
+    """Knobs for the settings that have few values and belong to no knob of the table."""
     taken = {key for knob in WRITTEN for key in knob.keys} | UNDRAWN
     for area in ("workload", "parallel", "cache", "prefetch", "scheduler", "compat.rules"):
         for item in fields(attrgetter(area)(ExperimentConfig())):

@@ -26,7 +26,7 @@ class UntilPagesCome:
 
 
 class Ledger:
-    """Changes nothing, and compares the events with what the entries hold."""
+    """A policy that changes nothing and compares its events with what the entries hold."""
 
     def __init__(self, world: World, *, victims: float = 0) -> None:
         self.world = world

@@ -32,7 +32,7 @@ PLAIN: Choices = {SEED: "0", **{knob.name: next(iter(knob.values)) for knob in K
 
 
 def choices_of(words: Sequence[str]) -> dict[str, str]:
-    """The plain choices but for these, each written as `knob=value`.
+    """Return the plain choices, changed by `words`, each of which is `knob=value`.
 
     Raises:
         ValueError: there is no such knob or value.
@@ -50,9 +50,9 @@ def choices_of(words: Sequence[str]) -> dict[str, str]:
 
 
 def draw(seed: int, number: int, fixed: Choices = MappingProxyType({})) -> dict[str, str]:
-    """The choices of the numbered scenario; none depends on another scenario or another knob.
+    """Draw the choices of scenario `number`; none depends on another scenario or knob.
 
-    Those of `fixed` are not drawn, and what cannot go with them gives way.
+    Choices of `fixed` are not drawn, and a drawn choice that conflicts with them becomes plain.
     """
     choices = {SEED: str(number)}
     for knob in KNOBS:
@@ -74,7 +74,7 @@ def _draw_value(knob: Knob, rng: Random) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A run that is ready: its configuration, its requests, and the knobs that make it so."""
+    """The configuration and the requests of a run, and the overrides that they follow from."""
 
     config: ExperimentConfig
     workload: Workload
@@ -82,7 +82,7 @@ class Plan:
 
 
 def plan_of(choices: Choices, limit: int | None = None) -> Plan:
-    """Return the run of these choices; `limit`: the first requests only."""
+    """Return the run of these choices, with its first `limit` requests (None: all)."""
     overrides: dict[str, Any] = {"seed": int(choices[SEED])}
     for knob in KNOBS:
         overrides |= overrides_of(knob.values[choices[knob.name]])
@@ -128,7 +128,7 @@ def plan_of(choices: Choices, limit: int | None = None) -> Plan:
 def _in_tokens(
     tier: str, counts: Sequence[int], sizes: Sequence[int], page: int
 ) -> dict[str, object]:
-    """The same pools in tokens and states, which replace their shares of the memory."""
+    """Overrides that give the pools of a tier in tokens and states instead of shares."""
     numbers = (counts[0] * page, counts[1] * page, counts[2])
     names = ("tokens.full", "tokens.swa", "states")
     least = 1 if tier == "device" else 0
@@ -140,7 +140,7 @@ def _in_tokens(
 
 
 def _split_off(overrides: dict[str, Any], area: str) -> dict[str, Any]:
-    """Take the numbers out whose keys begin with `area`, by the rest of the key."""
+    """Remove the numbers whose keys begin with `area`; return them by the rest of the key."""
     keys = [key for key in overrides if key.startswith(f"{area}.")]
     return {key.partition(".")[2]: json.loads(overrides.pop(key)) for key in keys}
 
@@ -148,7 +148,7 @@ def _split_off(overrides: dict[str, Any], area: str) -> dict[str, Any]:
 def _pools(
     config: ExperimentConfig, workload: Workload, wanted: Mapping[str, Any]
 ) -> dict[str, object]:
-    """Memory for so many pages of each pool, in terms of what a long request takes."""
+    """Overrides for the sizes of all pools; `wanted` gives them relative to a long request."""
     model, page = config.model, config.cache.page_size
     sizes = model_kinds(model, page, config.tp).page_bytes
     longest = _longest_pages(workload, page)
@@ -185,7 +185,7 @@ def _pools(
 
 
 def _longest_pages(workload: Workload, page: int) -> int:
-    """Pages that a request takes which is longer than most."""
+    """The number of pages of a request that is longer than 95 % of all requests."""
     lengths = sorted(each.prompt_len + each.output_len for each in workload.requests)
     return -(-lengths[len(lengths) * 19 // 20] // page) + 1
 

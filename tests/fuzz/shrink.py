@@ -36,7 +36,7 @@ class Finding:
 
 
 def try_all(names: Sequence[str], fixed: Choices | None = None) -> Iterator[Finding | bool]:
-    """Try scenarios in two processes; yield the finding, or whether all tiers were used.
+    """Try scenarios in two processes; yield a finding, or True if all tiers were used.
 
     The choices of `fixed` are the same in all of them.
     """
@@ -54,7 +54,7 @@ def _try(name: str, fixed: Choices) -> Finding | bool:
 
 
 def find(name: str, fixed: Choices | None = None) -> Finding | Trial:
-    """Try the scenario `seed/number` with these choices fixed."""
+    """Try the scenario `seed/number` with these choices fixed; return a finding or results."""
     seed, number = map(int, name.split("/"))
     fixed = fixed or {}
     words = (f"{knob}={value}" for knob, value in fixed.items())
@@ -64,7 +64,7 @@ def find(name: str, fixed: Choices | None = None) -> Finding | Trial:
 def examine(
     name: str, choices: Choices, limit: int | None, attempt: Attempt = try_choices
 ) -> Finding | Trial:
-    """Try these choices; if they fail, shrink them."""
+    """Try these choices and return the results; if they fail, shrink them to a finding."""
     result = _attempt(attempt, choices, limit)
     if isinstance(result, Trial):
         return result

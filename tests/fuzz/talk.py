@@ -1,6 +1,6 @@
-"""A small workload that contends: conversations that grow, branch, repeat and come back.
+"""A small workload that fills its pools: conversations that grow, branch, repeat and come back.
 
-Half of its lengths lie within three tokens of a page boundary, which is where things go wrong.
+Half of its lengths lie within three tokens of a page boundary, where errors are most likely.
 """
 
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ LONGEST_UNITS = 20
 
 
 def unit_tokens(page_size: int) -> int:
-    """Tokens in which lengths are drawn."""
+    """Return the number of tokens of a unit, in which lengths are drawn."""
     return max(page_size, 8)
 
 
 @dataclass(kw_only=True)
 class Talk:
-    """What to draw. A unit is a page, or eight tokens where pages are smaller."""
+    """The settings of a talk. A unit is a page, or eight tokens where pages are smaller."""
 
     page_size: int
     namespaces: int

@@ -1,4 +1,4 @@
-"""A policy learns of every insertion and eviction, in every scenario."""
+"""A policy is notified of every insertion and eviction, in every scenario."""
 
 from dataclasses import replace
 from unittest import mock
@@ -39,10 +39,10 @@ def count_entries(number: int) -> int:
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_policy_learns_of_all_insertions_and_evictions(number: int) -> None:
+def test_policy_is_notified_of_all_insertions_and_evictions(number: int) -> None:
     assert count_entries(number) > 0
 
 
 @pytest.mark.soak
-def test_policy_learns_of_all_insertions_and_evictions_in_many_scenarios() -> None:
+def test_policy_is_notified_of_all_insertions_and_evictions_in_many_scenarios() -> None:
     assert all(count_entries(number) >= 0 for number in range(2000))

@@ -30,13 +30,13 @@ LARGE = 2000
 
 
 @pytest.mark.parametrize("number", SMALL)
-def test_scenario_breaks_no_law(number: int) -> None:
+def test_scenario_breaks_no_invariant(number: int) -> None:
     found = find(f"{SEED}/{number}")
     assert not isinstance(found, Finding), f"\n{found}"
 
 
 @pytest.mark.soak
-def test_many_scenarios_break_no_law_and_three_in_ten_use_all_tiers() -> None:
+def test_many_scenarios_break_no_invariant_and_three_in_ten_use_all_tiers() -> None:
     found = list(try_all([f"{SEED}/{number}" for number in range(LARGE)]))
     findings = [each for each in found if isinstance(each, Finding)]
     assert not findings, "\n" + "\n".join(map(str, findings))
@@ -51,7 +51,7 @@ def test_scenario_depends_on_its_seed_and_number_alone() -> None:
     assert [draw(SEED, number) for number in range(8)][7] == alone
 
 
-def test_what_cannot_go_with_a_fixed_choice_gives_way_to_it() -> None:
+def test_choice_that_conflicts_with_a_fixed_choice_becomes_plain() -> None:
     drawn = [draw(SEED, number, {"roles": "one_each"}) for number in range(40)]
     assert {each["roles"] for each in drawn} == {"one_each"}
     assert any(draw(SEED, number)["compat"] == "vllm_0_33" for number in range(40))
@@ -78,7 +78,7 @@ def test_clock_that_is_read_too_often_reports_a_hang() -> None:
         clock.wait_until(0)
 
 
-def test_finding_has_the_choices_and_requests_without_which_another_error_occurs() -> None:
+def test_finding_keeps_only_the_choices_and_requests_that_its_error_needs() -> None:
     wanted = {"kinds": "all", "cache.page_size": "512"}
 
     def attempt(tried: Choices, limit: int | None) -> Trial:
@@ -97,7 +97,7 @@ def plain() -> Trial:
     return try_choices(PLAIN)
 
 
-def test_changed_record_is_a_difference(plain: Trial) -> None:
+def test_changed_record_makes_two_runs_differ(plain: Trial) -> None:
     last = replace(plain.records[-1], num_steps=plain.records[-1].num_steps + 1)
     other = replace(plain, records=[*plain.records[:-1], last])
     with pytest.raises(AssertionError, match="another run differs"):

@@ -42,7 +42,7 @@ class BoundedClock(SimulatedClock):
 
 
 def thinned(check: Callable[..., None]) -> Callable[..., None]:
-    """The same check, skipped after most steps of a long run."""
+    """Return the same check, which is skipped after most steps of a long run."""
     steps = count()
 
     def check_now_and_then(*args: object) -> None:
@@ -63,13 +63,13 @@ class Trial:
 
     @property
     def lines(self) -> list[str]:
-        """All of it, to be compared byte for byte."""
+        """All results as lines of text, to be compared with those of another run."""
         summary = [f"{key}: {json.dumps(value)}" for key, value in self.summary.items()]
         rows = [json.dumps(row) for row in self.rows]
         return [*summary, *map(repr, self.records), *rows]
 
     def without_reasons(self) -> "Trial":
-        """Return all of it but why tokens were computed."""
+        """Return the results without the reasons why tokens were computed."""
         reasons = ("computed/", "recomputed/")
         summary = {key: each for key, each in self.summary.items() if not key.startswith(reasons)}
         nothing: Any = {"computed_for": {}, "recomputed_for": {}}
@@ -79,15 +79,15 @@ class Trial:
 
 
 def try_choices(choices: Choices, limit: int | None = None) -> Trial:
-    """Run it three times: with every law checked, again by the digests of pages, and without jumps.
+    """Run these choices three times: with invariants checked, by page digests, and without jumps.
 
-    Only page numbers can be explained, so the second run has no listener, and nothing but the
-    reasons may depend on that.
+    Reasons of computed tokens need page numbers, so the second run gives no reasons; all other
+    results must be equal.
 
-    `limit`: with the first requests only.
+    `limit`: run the first requests only.
 
     Raises:
-        Exception: whatever is wrong.
+        Exception: a run failed, or two runs differ.
     """
     plan = plan_of(choices, limit)
     trial = _run(plan)
@@ -152,7 +152,7 @@ def check_records(plan: Plan, records: Sequence[RequestRecord]) -> None:
 
 
 def shared_lengths(workload: Workload, config: ExperimentConfig) -> dict[int, int]:
-    """For each request, the tokens of its prompt that an infinite cache could have had."""
+    """Return by request the tokens of its prompt that an infinite cache could have held."""
     page, extra = config.cache.page_size, config.compat.rules.loads_last_page
     chains = {each.id: list(page_chain(*_kept(each), page)) for each in workload.requests}
     num_having = Counter(prefix for chain in chains.values() for prefix in chain)

@@ -1,4 +1,4 @@
-"""Kernels run in the interpreter where there is no GPU, and for real where there is one."""
+"""Fixtures of kernel tests: kernels run in Triton's interpreter, or on a GPU if there is one."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -18,13 +18,13 @@ GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 
 @pytest.fixture(params=[GPU if torch.cuda.is_available() else "cpu"])
 def device(request) -> torch.device:
-    """Where kernels run: the same cases in the interpreter and on a GPU."""
+    """The device that kernels run on: a GPU if there is one, otherwise the CPU (interpreted)."""
     return torch.device(request.param, 0 if request.param == "cuda" else None)
 
 
 @pytest.fixture
 def in_the_examples(monkeypatch) -> None:
-    """Kernels of `docs/examples` can be named."""
+    """Make `docs/examples` the working directory and import kernels by name from there."""
     examples = Path(__file__).parents[2] / "docs" / "examples"
     monkeypatch.syspath_prepend(examples)
     monkeypatch.chdir(examples)
@@ -37,5 +37,5 @@ def generator() -> torch.Generator:
 
 @pytest.fixture
 def ids(device) -> Callable[[Sequence[int] | Tensor], Tensor]:
-    """Ids as the kernels want them."""
+    """A function that makes an int32 tensor on the device of the kernels from ids."""
     return lambda values: torch.as_tensor(values, dtype=torch.int32).to(device)

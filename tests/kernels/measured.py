@@ -1,4 +1,4 @@
-"""Prints what a bench of everything prints on an imitated GPU, with times that are made up.
+"""Print the output of a bench of all operations on an imitated GPU, with made-up times.
 
 Sizes are scaled down, the kernels of peers do nothing, and the reference stands in for ours. The
 numbers show what is measured and by which formula, and nothing about speed.
@@ -31,7 +31,7 @@ link_cases.STEPS = {"GEMM": (16, 16, 16, 2), "decode": (4, 16, 32, 2)}
 
 
 def on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The reference of a kernel, for tensors of both sides."""
+    """Wrap a kernel's reference so that it takes tensors of the host and of the imitated GPU."""
 
     def launch(*arguments: Any, **options: Any) -> Any:
         with torch._C.DisableTorchFunction():
@@ -44,12 +44,12 @@ def on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def elapsed_ms(start: imitated_gpu.Event, end: imitated_gpu.Event) -> float:
-    """A tenth of a millisecond an event, more or less."""
+    """A made-up time in ms: 0.1 to 0.16 ms for each event recorded after `start`."""
     return (end.second - start.second) * (1 + end.second % 7 / 10) / 10
 
 
 def main() -> int:
-    """Run the bench."""
+    """Run the bench; return its exit code."""
     interpreter.GridExecutor.__call__ = lambda *arguments, **constants: None
     imitated_gpu.Event.elapsed_time = elapsed_ms
     for module, names in (

@@ -1,4 +1,4 @@
-"""Whether tests take sizes of production, which need a real GPU, or small ones."""
+"""`ON_GPU` is true with a real GPU: tests then use production sizes, and small ones otherwise."""
 
 import sys
 

@@ -13,7 +13,7 @@ SIZES = APPENDS | {f"pages of {page}": Heads(page, 21, 8, heads=3) for page in (
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", SIZES.values(), ids=SIZES)
-def test_appended_rows_lie_where_torch_puts_them(shape, dtype, device, generator):
+def test_appended_keys_and_values_lie_where_torch_puts_them(shape, dtype, device, generator):
     tile, columns = torch.arange(NUM_TILES), 3 + shape.rows // shape.page
     num_pages = NUM_TILES * columns + 3
     # a pool between others, and keys beside values as a projection leaves them
@@ -45,7 +45,7 @@ def test_appended_rows_lie_where_torch_puts_them(shape, dtype, device, generator
         (lambda pool, keys: (pool, keys.transpose(0, 1)), "keys: rows equally far apart"),
     ],
 )
-def test_appends_that_the_kernel_does_not_serve_are_refused(change, sentence, device):
+def test_appends_of_unsupported_shapes_and_strides_are_refused(change, sentence, device):
     pool, keys = torch.zeros(2, 3, 4, 3, 8, device=device), torch.zeros(2, 5, 3, 8, device=device)
     pool, keys = change(pool, keys)
     ids = torch.zeros(2, 4, dtype=torch.int32, device=device)

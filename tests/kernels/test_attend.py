@@ -3,9 +3,9 @@
 Without a GPU, the shapes of models have fewer heads and rows, and fp16 stands for bf16, whose
 products the interpreter gets wrong.
 
-The weights of the softmax and the result are rounded to the dtype (`u`), so an element is off by
-u · (Σ weight · |value| + |result|), and u · `tiny` · Σ |value| for weights that are subnormal. fp32
-sums and scores add `SLACK` of the first sum: a score has an error of at most
+The softmax weights and the result are rounded to the dtype (unit roundoff `u`): an element is off
+by u · (Σ weight · |value| + |result|), and u · `tiny` · Σ |value| for subnormal weights. fp32 sums
+and scores add `SLACK` of the first sum: a score has an error of at most
 128 · 2**-24 · Σ |q · k| / √128.
 """
 
@@ -26,7 +26,7 @@ HALF = torch.float16
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Three tiles; the second sequence is shorter, the third only begins."""
+    """Sizes of three tiles; the second sequence is shorter, the third starts at token 0."""
 
     page: int = 16
     heads: int = 2
@@ -71,14 +71,14 @@ CASES = SMALL | MODELS
 
 @pytest.fixture(autouse=True)
 def small_splits(monkeypatch):
-    """Several splits of the short sequences that the interpreter has."""
+    """Small splits, so that even the short sequences of the interpreter have several."""
     if not ON_GPU:
         monkeypatch.setattr(attend_module, "SPLIT", 64)
         monkeypatch.setattr(attend_module, "MAX_SPLITS", 8)
 
 
 def drawn(case):
-    """Random arguments: what no row may read is NaN, and values at edges are large."""
+    """Random arguments of `attend`: tokens that no row may read are NaN, values at edges large."""
     draw = torch.Generator().manual_seed(0)
     starts = [case.start, max(case.start - 3 * case.page - 5, 1), 0]
     columns = -(-(case.start + case.rows) // case.page)
@@ -111,7 +111,7 @@ def on(device, its):
 
 
 def excess(case, device, spoil=lambda its: its):
-    """The largest error in terms of the tolerance; `spoil` changes the reference's arguments."""
+    """The largest error divided by its tolerance; `spoil` changes the reference's arguments."""
     its = drawn(case)
     got = attend(**on(device, its)).cpu().double()
     its["tiles"] = its["tiles"].clone()
@@ -156,7 +156,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("name", "spoil"), FAULTS.values(), ids=FAULTS)
-def test_a_fault_of_attention_is_far_outside_of_the_tolerance(name, spoil, device):
+def test_a_planted_fault_of_attention_exceeds_twice_the_tolerance(name, spoil, device):
     assert excess(SMALL[name], device, spoil) > 2
 
 
@@ -164,7 +164,7 @@ BATCHED = "decode in long splits", "window in splits", "whole page"
 
 
 @pytest.mark.parametrize("name", BATCHED)
-def test_a_row_has_the_same_bits_alone_and_in_a_batch(name, device):
+def test_attention_of_a_tile_has_the_same_bits_alone_and_in_a_batch(name, device):
     its = on(device, drawn(CASES[name]))
     both = attend(**its)
     for tile, (start, _, held, _) in enumerate(its["tiles"].tolist()):
@@ -172,7 +172,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch(name, device):
         assert torch.equal(attend(**its | alone | {"end": start + held})[0], both[tile])
 
 
-def test_a_row_has_the_same_bits_however_many_rows_of_its_tile_exist(device):
+def test_attention_of_a_row_has_the_same_bits_in_a_full_tile_and_a_partial_one(device):
     its = on(device, drawn(replace(SMALL["prefill"], held=16)))
     whole = attend(**its)
     its["tiles"][:, 2] = 6
@@ -214,7 +214,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("sizes", "change", "sentence"), REFUSED)
-def test_arguments_that_the_kernel_does_not_serve_are_refused(sizes, change, sentence, device):
+def test_arguments_that_attention_does_not_support_are_refused(sizes, change, sentence, device):
     its = on(device, drawn(replace(Case(held=1), **sizes)))
     its |= {name: each(its[name]) for name, each in change.items()}
     with pytest.raises(ValueError, match=sentence):

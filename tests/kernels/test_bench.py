@@ -1,4 +1,4 @@
-"""The bench at small sizes without a GPU, and from made-up times (`measured`)."""
+"""The kernel bench: dry runs at small sizes without a GPU, and results from made-up times."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from hicache.workbench.bench.session import Session
 HERE = Path(__file__).parent
 
 
-def test_the_bench_measures_and_judges_what_is_on_record():
+def test_the_output_of_the_bench_with_made_up_times_equals_the_recorded_one():
     environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "1"}
     command = [sys.executable, "-m", "tests.kernels.measured"]
     ran = subprocess.run(
@@ -35,7 +35,7 @@ def test_the_bench_measures_and_judges_what_is_on_record():
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """Runs the command without a GPU in the folder of the tests; returns its code and its JSON."""
+    """A function that runs the bench without a GPU; returns its exit code and its JSON document."""
     monkeypatch.chdir(HERE)
     path = tmp_path / "bench.json"
 
@@ -57,7 +57,7 @@ def test_a_dry_run_runs_every_case(run, capsys):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("on purpose"), KeyboardInterrupt()])
-def test_results_outlive_a_case_that_fails_or_is_stopped(error, run, monkeypatch, capsys):
+def test_a_failing_or_interrupted_case_loses_no_other_results(error, run, monkeypatch, capsys):
     def broken(session):
         raise error
 
@@ -118,7 +118,7 @@ def test_a_bench_without_a_gpu_or_with_an_unknown_kernel_is_refused(monkeypatch,
         assert said.count("\n") == 1
 
 
-def test_a_users_kernel_is_a_column_of_the_contest(run, capsys):
+def test_a_users_kernel_is_a_column_of_the_table_that_compares_kernels(run, capsys):
     code, document = run("--kernel", "wrong_copies:right")
     assert code == 0
     cells = [
@@ -151,7 +151,7 @@ def test_a_wrong_kernel_leaves_the_contest_and_fails_the_bench(run, monkeypatch,
 
 
 @pytest.mark.parametrize(("broken", "code"), [("ours", 1), ("sgl_warps", 0)])
-def test_only_our_own_kernel_fails_the_bench_and_no_peer(broken, code, run, monkeypatch):
+def test_an_error_fails_the_bench_in_our_kernel_but_not_in_a_peer(broken, code, run, monkeypatch):
     def raising(src, dst):
         raise RuntimeError("on purpose")
 

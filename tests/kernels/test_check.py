@@ -24,7 +24,7 @@ ON_CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter i
 
 
 @pytest.mark.usefixtures("in_the_examples")
-def test_right_kernels_pass():
+def test_right_copy_kernels_pass_the_check():
     verdict = check(wrong_copies.right, num_cases=12, seed=1)
     assert verdict.passes
     assert verdict.num_right + len(verdict.declined) == 12
@@ -85,7 +85,7 @@ def masked(src, dst, *, size):
         (partial(masked, size=15), 1, "raised: .*ValueError"),  # no power of two: the kernel's
     ],
 )
-def test_only_limits_of_the_interpreter_are_no_faults(kernel, code, sentence):
+def test_limits_of_the_interpreter_are_not_reported_as_faults_of_a_kernel(kernel, code, sentence):
     verdict = check(kernel, num_cases=2)
     assert (verdict.exit_code, verdict.passes) == (code, False)
     assert re.search(sentence, str(verdict), re.DOTALL)
@@ -93,7 +93,7 @@ def test_only_limits_of_the_interpreter_are_no_faults(kernel, code, sentence):
 
 
 def test_a_seed_draws_the_same_cases_and_faults_as_before():
-    """So that a fault that was reported with a case and a seed is found again."""
+    """So that a fault that was reported with its case and seed can be reproduced."""
 
     def place(pool):
         base = pool.arena.data_ptr()
@@ -119,7 +119,7 @@ def _last_wins_kernel(out_ptr):
 
 
 @ON_CPU
-def test_programs_run_backwards_on_demand():
+def test_programs_of_an_interpreted_kernel_run_backwards_on_demand():
     out = torch.full((1,), -1, dtype=torch.int32)
     found = []
     for backwards in (False, True, False):
@@ -162,7 +162,7 @@ def test_a_name_without_a_kernel_is_refused(name, sentence):
         contract.named(name)
 
 
-def test_the_process_of_a_check_keeps_its_last_case_and_prints_progress(
+def test_the_process_of_a_check_writes_its_last_case_and_prints_progress(
     in_the_examples, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(check_module, "PROGRESS_S", 0)
@@ -180,7 +180,7 @@ def test_the_process_of_a_check_keeps_its_last_case_and_prints_progress(
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(("code", "status"), [(0, 0), (3, 3), (-11, 1)])
-def test_the_exit_code_of_the_process_is_passed_on(code, status, device, monkeypatch, capsys):
+def test_check_returns_the_exit_code_of_its_process(code, status, device, monkeypatch, capsys):
     ran = []
 
     def run(command, *, env, check):
@@ -204,7 +204,7 @@ EACH = Round("2 ids random", (1, 0), (2, 0), 3)
 
 
 def seen(changes, each=EACH, earlier=()):
-    """A launch between two pools of one buffer [4 items, 32 of 48 bytes], after changes."""
+    """What a right launch left (4 items of 32 bytes, 48 apart), with target bytes changed."""
     pools = []
     for content in (1, 2):
         arena = torch.full((2 * GUARD_BYTES + 4 * 48,), content, dtype=torch.uint8)
@@ -243,21 +243,21 @@ END = 4 * 48
         ),
     ],
 )
-def test_a_fault_is_named_with_its_place_and_its_bytes(changes, kind, sentence):
+def test_a_fault_is_reported_with_its_place_and_number_of_bytes(changes, kind, sentence):
     faults = seen(changes).faults()
     assert [each.kind for each in faults] == [kind] * (kind is not None)
     if kind is not None:
         assert faults[0].sentence.startswith(f"x; 2 ids random, 3 programs: {sentence}")
 
 
-def test_the_first_byte_of_a_pool_is_not_of_its_guard():
+def test_a_change_of_a_pools_first_byte_is_not_attributed_to_its_guard():
     (fault,) = seen({0: 9}, each=Round("1 id", (1,), (2,), None)).faults()
     place = "1 bytes changed in buffer 0, item 0, which is no target"
     assert fault.sentence == f"x; 1 id, its own programs: {place}"
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_kernel_must_leave_its_ids_as_they_are(place):
+def test_a_kernel_that_writes_to_its_ids_fails_the_check(place):
     def eater(src, dst):
         def launch(*ids, num_programs=None):
             wrong_copies.right(src, dst)(*ids)
@@ -270,7 +270,7 @@ def test_a_kernel_must_leave_its_ids_as_they_are(place):
     assert verdict.faults["stray"].sentence.endswith(": the ids were written to")
 
 
-def test_what_an_earlier_launch_left_is_stale():
+def test_a_repetition_of_an_earlier_launch_is_reported_as_stale():
     other = Round("1 id", (3,), (1,), None)
     first = seen({})
     content = torch.full_like(first.src_before, 77)

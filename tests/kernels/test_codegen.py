@@ -1,6 +1,6 @@
 """Machine code of the kernels, compiled for sm_90 without a GPU.
 
-Compilation needs processes without TRITON_INTERPRET, so each test here reads what one printed.
+Compilation needs processes without TRITON_INTERPRET; tests here read what such a process printed.
 """
 
 import dataclasses
@@ -104,7 +104,7 @@ SCRIPTS = {
 
 
 def printed_by(scripts, chosen, folder):
-    """What each of the scripts printed."""
+    """Run `scripts` with the `chosen` kernel cases ([]: all); return the JSON that each printed."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     told = [json.dumps(scripts), str(folder), str(Path(__file__).parent), json.dumps(chosen)]
     run = subprocess.run(
@@ -140,14 +140,14 @@ def test_every_configuration_of_an_autotuned_kernel_is_reported(said):
     assert "does not compile: _double_small [BLOCK: 2048, num" in said["tuned"]["not_compiled"]
 
 
-def test_every_kernel_is_reported_and_keeps_its_limits(reports):
+def test_every_kernel_is_reported_and_its_machine_code_is_within_its_limits(reports):
     names = [each["name"] for each in reports["reports"]]
     assert names in (CHOSEN, [case.name for case in cases()])
     assert set(CHOSEN) <= set(names)
     assert reports["violations"] == []
 
 
-def test_every_kernel_that_moves_kv_has_64_kib_an_sm_in_flight_in_every_turn(reports):
+def test_every_kernel_that_moves_kv_has_64_kib_per_sm_in_flight_in_each_loop_turn(reports):
     for each in reports["reports"]:
         name = each["name"]
         if any(word in name for word in ("scan", "page table", "wait", "merge")):
@@ -161,7 +161,7 @@ def test_every_kernel_that_moves_kv_has_64_kib_an_sm_in_flight_in_every_turn(rep
             assert each["gb_per_s"]["link"] > 12.7
 
 
-def test_no_launch_compiles_a_second_variant(said):
+def test_no_arguments_that_serving_passes_compile_a_second_variant(said):
     assert said["variants"] == dict.fromkeys(CHOSEN, 1)
 
 
@@ -219,7 +219,7 @@ def test_a_report_describes_machine_code():
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
-def test_each_limit_can_be_broken(change, sentence, reports):
+def test_a_report_beyond_a_limit_is_a_violation_that_names_the_limit(change, sentence, reports):
     fields = dict(reports["reports"][0])
     for name in ("payload_loads", "stores"):
         fields[name] = {int(bits): count for bits, count in fields[name].items()}
@@ -302,7 +302,7 @@ def test_a_kernel_that_launches_nothing_is_refused_with_its_reasons(monkeypatch)
             codegen.launched_by("mine:it")
 
 
-def test_a_tool_that_fails_is_an_error_with_its_words(monkeypatch, tmp_path):
+def test_a_failed_cuda_tool_is_an_error_with_its_message(monkeypatch, tmp_path):
     monkeypatch.setattr(codegen, "TOOLS", tmp_path)
     (tmp_path / "bad").write_text("#!/bin/sh\necho ' its words ' >&2; exit 3\n")
     (tmp_path / "bad").chmod(0o755)

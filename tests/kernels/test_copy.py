@@ -25,12 +25,12 @@ SIZES = COPIES | {f"{size} B": (size, 1) for size in (16, 48, 16 * 617, 65536 + 
 
 
 def sizes(few, many):
-    """A few cases in every run, and many more when there is time."""
+    """Numbers of cases for parametrize: `few` in every run, and `many` in soak runs only."""
     return [few, pytest.param(many, marks=pytest.mark.soak)]
 
 
 def in_torch(src, dst):
-    """The copy that a machine without a GPU runs."""
+    """The reference copy in PyTorch between two pools, as `check` takes a kernel."""
     return partial(copy.naive_copy_items, copy_table(src, dst))
 
 
@@ -65,7 +65,7 @@ def test_checksums_of_random_transfers_equal_those_of_the_reference(num_cases, d
 
 
 def copied(name, direction, device, draw, *, has_sums=False):
-    """Copy random items; return how many bytes of the target differ, and both checksums."""
+    """Copy random items; return how many target bytes differ, the checksums and expected ones."""
     size, rows = SIZES[name]
     count = min((16 << 20) // size, 8192) if ON_GPU else 5
     source = torch.randint(
@@ -93,19 +93,19 @@ def copied(name, direction, device, draw, *, has_sums=False):
 
 @pytest.mark.parametrize("direction", ["within", "to host", "from host"] if ON_GPU else ["within"])
 @pytest.mark.parametrize("name", SIZES)
-def test_copied_items_are_equal(name, direction, device, generator):
+def test_copied_items_equal_their_sources(name, direction, device, generator):
     assert copied(name, direction, device, generator)[0] == 0
 
 
 @pytest.mark.parametrize("name", ["48 B", "9872 B", [*COPIES][-1]])
-def test_checksums_are_those_of_the_items_in_any_layout(name, device, generator):
+def test_checksums_do_not_depend_on_the_layout_of_items(name, device, generator):
     differing, sums, wanted = copied(name, "within", device, generator, has_sums=True)
     assert differing == 0
     assert torch.equal(sums.cpu(), wanted)
     assert len(set(wanted.tolist())) == len(wanted)
 
 
-def test_a_checksum_changes_with_a_bit_and_with_the_order(device, generator, ids):
+def test_a_checksum_changes_with_a_bit_and_with_the_order_of_words(device, generator, ids):
     src = torch.randint(0, 256, (4, 4096), generator=generator, dtype=torch.uint8)
     src[1:3] = src[0]
     src[1, 77] ^= 4
@@ -151,7 +151,7 @@ def table_of(item_bytes, num_buffers=1):
     return copy_table(pools[0].unbind(0), pools[1].unbind(0))
 
 
-def test_few_programs_cross_a_link_and_many_run_within_a_device(monkeypatch):
+def test_copies_over_a_link_use_few_programs_and_copies_within_a_device_many(monkeypatch):
     counts = {"cuda:0": 132, "cuda:1": 78}
     properties = lambda device: SimpleNamespace(multi_processor_count=counts[str(device)])  # noqa: E731
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)

@@ -1,4 +1,4 @@
-"""Runs are passed to the CUDA driver, for which one stands that moves host memory.
+"""Copies by the copy engine: runs of bytes are passed to a CUDA driver, here a fake one.
 
 Its functions have the signatures and structures of cuda.h, versions 12.8 and 13.
 """
@@ -54,7 +54,7 @@ BATCH = (
 
 
 class HostDriver:
-    """Does at once what a driver with these functions would queue."""
+    """A fake driver with the functions `batches`; it copies at once what a driver would queue."""
 
     def __init__(self, *batches: str) -> None:
         self.calls: list[str] = []
@@ -91,7 +91,7 @@ class HostDriver:
 
 @pytest.fixture
 def use(monkeypatch):
-    """Makes copies go to a driver, on a stream that is not the default one."""
+    """A function that sends copies to a driver, on a stream that is not the default one."""
     monkeypatch.setattr(
         torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=SIDE)
     )
@@ -147,7 +147,7 @@ def test_runs_are_passed_to_the_newest_function_of_the_driver(functions, wanted,
     ],
     ids=["an error", "no batches"],
 )
-def test_a_driver_that_fails_is_an_error(driver, error, sentence, use):
+def test_a_failing_or_too_old_driver_is_an_error(driver, error, sentence, use):
     use(driver)
     pool = torch.zeros(2, 64)
     with pytest.raises(error, match=sentence):
@@ -174,7 +174,7 @@ RUNS = {  # how a buffer is cut out of pages, and how many runs five pages are t
 
 
 @pytest.mark.parametrize(("cut", "wanted"), RUNS.values(), ids=RUNS)
-def test_each_row_of_an_item_is_one_run(cut, wanted):
+def test_each_row_of_an_item_is_copied_as_one_run(cut, wanted):
     generator = torch.Generator().manual_seed(0)
     pools = torch.randint(0, 256, (2, 6, 4096), generator=generator, dtype=torch.uint8)
     src, dst = map(cut, pools)
@@ -190,7 +190,7 @@ def test_each_row_of_an_item_is_one_run(cut, wanted):
     assert [len(column) for column in runs_of(src, dst, [], [])[:3]] == [0, 0, 0]
 
 
-def test_only_host_memory_on_its_way_to_a_device_is_read_in_any_order(use):
+def test_only_copies_from_host_to_device_may_read_their_source_in_any_order(use):
     driver, here = use(HostDriver("cuMemcpyBatchAsync_v2")), torch.zeros(4, 64)
     table, elsewhere = copy_table([here], [here.clone()]), (here.to("meta"),)
     for its in (table, replace(table, dst=elsewhere), replace(table, src=elsewhere)):
@@ -210,7 +210,7 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_thousands_of_runs_are_listed_with_as_many_operations_as_a_few():
+def test_listing_thousands_of_runs_takes_no_more_torch_operations_than_a_few():
     counts = []
     for num_buffers, num_ids in ((128, 300), (2, 3)):
         slabs = torch.zeros(2, num_buffers, num_ids, 2, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Page tables against loops in Python."""
+"""The page table kernel and its reference, compared with loops in Python."""
 
 import itertools
 
@@ -25,7 +25,7 @@ def rows_of(page_ids, spans, request_spans, num_columns):
 
 
 @pytest.mark.parametrize("num_columns", [0, 1, 7, 1300])
-def test_a_page_table_lays_spans_one_after_another(num_columns, make_table, ids, generator):
+def test_a_page_table_lists_the_pages_of_spans_in_order(num_columns, make_table, ids, generator):
     page_ids = torch.randint(-1, 5000, (900,), generator=generator).tolist()
     spans = [(0, 3), (10, 0), (5, 4), (100, 790), (400, 30), (2, 1)]
     request_spans = [0, 3, 3, 4, 6]  # the second request has no span
@@ -35,7 +35,7 @@ def test_a_page_table_lays_spans_one_after_another(num_columns, make_table, ids,
     assert none.shape == (0, num_columns)
 
 
-def test_the_kernel_writes_its_table_alone(ids, device, monkeypatch):
+def test_the_page_table_kernel_writes_nothing_outside_its_table(ids, device, monkeypatch):
     empty, slabs = torch.empty, []
 
     def guarded(*shape, dtype, device):
@@ -64,6 +64,6 @@ def i32(*values):
         (torch.zeros(1, 2), "spans must be int32"),
     ],
 )
-def test_spans_of_another_form_are_refused(spans, sentence):
+def test_spans_with_a_wrong_shape_stride_or_dtype_are_refused(spans, sentence):
     with pytest.raises(ValueError, match=sentence):
         page_table(i32(1, 2), spans, i32(0, 1), num_columns=4)

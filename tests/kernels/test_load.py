@@ -1,4 +1,4 @@
-"""Load-backs: all kinds and layers in one launch, with a counter for each layer."""
+"""The load-back kernel: all kinds and layers in one launch, with a counter for each layer."""
 
 from contextlib import nullcontext
 
@@ -44,7 +44,7 @@ def of_model(name):
 
 
 def buffers(device, form, parts, num_items):
-    """Random items on the host, and targets that are filled with 7."""
+    """Load buffers: random items in host memory, and targets on `device` filled with 7."""
     generator, made = torch.Generator().manual_seed(1), []
     for layer, kind, shape, dtype, may_be_coded in sorted(parts, key=lambda part: part[0]):
         code = form if may_be_coded else None
@@ -71,7 +71,7 @@ def moves(num_items, counts):
 
 
 def loaded(device, form, parts, num_items, counts, launch, *, num_launches=1, **options):
-    """Load on a stream of its own; each layer is read as soon as its counter has risen."""
+    """Load on a side stream and read each layer once it is counted; return targets, counters."""
     its = buffers(device, form, parts, num_items)
     num_layers = max(each.layer for each in its) + 2
     table = load_table(its, num_layers)
@@ -101,7 +101,7 @@ def loaded(device, form, parts, num_items, counts, launch, *, num_launches=1, **
         *((*of_model(name), *[(64, 8, 8) if ON_GPU else (2, 2, 2)] * 2, None) for name in LOADS),
     ],
 )
-def test_one_launch_loads_every_kind_and_counts_every_layer(
+def test_one_launch_loads_every_kind_and_raises_the_counter_of_every_layer(
     device, form, parts, num_items, counts, num_programs
 ):
     counts = counts if parts is HYBRID else [*counts[: len({part[1] for part in parts})]]
@@ -113,7 +113,7 @@ def test_one_launch_loads_every_kind_and_counts_every_layer(
     assert counters == [[0, 2]] * len(counters)
 
 
-def test_the_reference_loads_the_named_layers_alone():
+def test_the_reference_loads_only_the_given_layers():
     given = None, HYBRID, COUNTS, (4, 2, 1), naive_load_items
     (every, _), (first, counters) = loaded(CPU, *given), loaded(CPU, *given, layers=range(2))
     assert [count for _, count in counters] == [1, 1, 0, 0, 0, 0]
@@ -122,7 +122,7 @@ def test_the_reference_loads_the_named_layers_alone():
         assert torch.equal(one, other) == (layer < 2)
 
 
-def test_ids_out_of_range_are_refused(device):
+def test_a_load_back_with_ids_out_of_range_is_refused(device):
     table = load_table(buffers(device, None, HYBRID, COUNTS), 6)
     ids = torch.tensor([12], dtype=torch.int32)
     with pytest.raises(ValueError, match="source ids must be below 12, got 12"):

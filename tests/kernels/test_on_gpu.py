@@ -1,4 +1,4 @@
-"""Large pools, launches that do not wait, graphs, and ids in host memory, on a GPU alone."""
+"""Tests that need a GPU: large pools, launches without waits, CUDA graphs, ids in host memory."""
 
 import warnings
 
@@ -24,7 +24,7 @@ def random_pool(*shape):
 
 
 @pytest.mark.parametrize("place", [{"device": DEVICE}, {"pin_memory": True}])
-def test_a_pool_past_2_to_the_31_elements(place):
+def test_copies_and_checksums_reach_items_past_2_to_the_31_elements(place):
     item_bytes = 1 << 20
     pool = torch.zeros((1 << 31) // item_bytes + 8, item_bytes, dtype=torch.uint8, **place)
     last = pool.shape[0] - 1
@@ -54,7 +54,7 @@ def test_a_launch_never_waits_for_the_device():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_a_captured_copy_replays_with_the_ids_of_the_day():
+def test_a_copy_in_a_cuda_graph_uses_the_ids_at_the_time_of_its_replay():
     pool, other = random_pool(8, 40960), torch.zeros(8, 40960, dtype=torch.uint8, device=DEVICE)
     table, src_ids, dst_ids = copy_table([pool], [other]), i32(1, 2), i32(3, 4)
     copy.copy_items(table, src_ids, dst_ids)  # compiled before the capture
@@ -74,7 +74,7 @@ def test_unpinned_host_memory_is_refused():
         copy_table([torch.zeros(4, 64)], [torch.zeros(4, 64, device=DEVICE)])
 
 
-def test_ids_in_host_memory_are_sent_ahead():
+def test_ids_in_host_memory_are_sent_to_the_device_before_a_copy():
     pool, other = random_pool(4, 4096), random_pool(4, 4096)
     table = copy_table([pool], [other])
     ((src_ids, dst_ids),) = kernels.send_ids((table, i32(2).cpu(), i32(1).cpu()))
@@ -82,7 +82,7 @@ def test_ids_in_host_memory_are_sent_ahead():
     assert torch.equal(other[1], pool[2])
 
 
-def test_index_kernels_serve_a_large_batch():
+def test_the_page_table_of_a_large_batch_is_right():
     num_requests, num_columns = 256, 2048
     page_ids = torch.arange(num_columns, dtype=torch.int32, device=DEVICE)
     spans = torch.tensor([[0, 1000], [1000, 1048]] * num_requests, dtype=torch.int32, device=DEVICE)

@@ -1,4 +1,4 @@
-"""The public calls, and refusals in one sentence."""
+"""The public calls of `hicache.kernels`, and the errors that refuse wrong arguments."""
 
 import ast
 import sys
@@ -60,7 +60,7 @@ def test_wrong_ids_are_refused(src_ids, dst_ids, sentence, table):
         kernels.send_ids((table, src_ids, dst_ids))
 
 
-def test_ids_of_each_pair_are_checked_and_sent_in_order(pools, table):
+def test_ids_of_each_transfer_are_checked_and_sent_in_order(pools, table):
     pairs = (table, i32(3, 5), i32(0, 4)), (table, i32(1), i32(2))
     sent = kernels.send_ids(*pairs)
     assert [[ids.tolist() for ids in pair] for pair in sent] == [[[3, 5], [0, 4]], [[1], [2]]]
@@ -72,7 +72,7 @@ def test_ids_of_each_pair_are_checked_and_sent_in_order(pools, table):
         kernels.send_ids((within, i32(1, 3), i32(3, 4)))
 
 
-def test_a_warm_up_launches_each_kernel_over_nothing(table, monkeypatch):
+def test_a_warm_up_launches_each_kernel_without_moving_data(table, monkeypatch):
     launched = []
 
     def watched(module, name):
@@ -105,7 +105,7 @@ def test_the_package_needs_only_torch_triton_and_einops():
                 assert not name.startswith("hicache.") or name.startswith("hicache.kernels")
 
 
-def test_parts_are_sent_in_one_copy_and_keep_their_lengths(monkeypatch):
+def test_several_tensors_of_ids_are_sent_in_one_copy_with_their_lengths(monkeypatch):
     parts = [i32(1, 2), i32(), i32(3)]
     assert [a is b for a, b in zip(ops.send(parts, torch.device("cpu")), parts, strict=True)] == [
         True
@@ -126,7 +126,7 @@ def test_parts_are_sent_in_one_copy_and_keep_their_lengths(monkeypatch):
     assert ops.send([], torch.device("meta")) == []
 
 
-def test_no_ids_are_allowed(pools, table):
+def test_a_copy_of_no_ids_is_allowed_and_copies_nothing(pools, table):
     kernels.copy_items(table, i32(), i32())
     assert kernels.copy_items_with_checksum(table, i32(), i32()).tolist() == []
     assert not pools[1].any()

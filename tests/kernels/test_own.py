@@ -1,4 +1,4 @@
-"""The check and the bench of kernels that bring their own oracles."""
+"""The check and the bench of users' kernels that bring their own oracles."""
 
 import re
 import sys
@@ -15,7 +15,7 @@ NAMES = ["my_transcode:RowsToInt8", "my_attention:Decode"]
 
 
 class Doubled:
-    """y = 2 x by torch."""
+    """A kernel with an oracle: y = 2 x; the function `launch`, if given, then spoils x or y."""
 
     outputs = ("y",)
     rtol = atol = 0.0
@@ -41,12 +41,12 @@ class Doubled:
 
 
 def beside(tensor):
-    """The memory of a tensor and what lies behind it."""
+    """A flat view of a tensor and of the 8 elements behind it in memory."""
     return torch.as_strided(tensor, (tensor.numel() + 8,), (1,), tensor.storage_offset())
 
 
 def order():
-    """A launch whose result is another one every second time."""
+    """A function that adds 1 to an element of y at every odd call, to be given to `Doubled`."""
     calls = []
 
     def launch(x, y):
@@ -68,13 +68,13 @@ def order():
         (order(), {"wrong", "overlap"}),
     ],
 )
-def test_each_kind_of_fault_is_named(launch, kinds):
+def test_each_kind_of_fault_of_a_users_kernel_is_named(launch, kinds):
     verdict = check(Doubled(launch), num_cases=2)
     assert set(verdict.faults) == kinds
     assert verdict.passes == (not kinds)
 
 
-def test_a_tolerance_is_kept_to():
+def test_an_error_beyond_the_kernels_tolerance_fails_its_check():
     kernel = Doubled(lambda x, y: y[1].mul_(1 + 1e-5))
     assert not check(kernel, num_cases=2).passes
     kernel.rtol = 1e-4
@@ -83,21 +83,21 @@ def test_a_tolerance_is_kept_to():
     assert set(check(kernel, num_cases=2).faults) == {"wrong"}
 
 
-def test_an_oracle_without_an_output_is_refused():
+def test_an_oracle_that_does_not_return_every_output_is_refused():
     kernel = Doubled()
     kernel.oracle = lambda x, y: {}
     assert r"oracle must return ['y'], got []" in str(check(kernel, num_cases=1))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_examples_of_the_docs_are_right(name, in_the_examples, monkeypatch, capsys):
+def test_the_kernels_of_the_docs_pass_check_and_bench(name, in_the_examples, monkeypatch, capsys):
     assert check(contract.named(name), num_cases=6).passes
     monkeypatch.setattr(sys, "argv", ["bench", "--dry-run", "--kernel", name])
     assert bench.main() == 0
     assert name in capsys.readouterr().out
 
 
-def test_a_wrong_kernel_fails_the_bench(in_the_examples, monkeypatch, capsys):
+def test_kernels_that_differ_from_their_oracle_fail_the_bench(in_the_examples, monkeypatch, capsys):
     import my_transcode
 
     right = my_transcode.RowsToInt8.oracle
@@ -119,7 +119,7 @@ def test_a_wrong_kernel_fails_the_bench(in_the_examples, monkeypatch, capsys):
         (tuned.Absent(), 1, 1, 1, "raised: "),
     ],
 )
-def test_autotuned_kernels_are_checked(kernel, num_cases, code, num_wrong, sentence):
+def test_a_check_tries_each_autotuned_configuration(kernel, num_cases, code, num_wrong, sentence):
     verdict = check(kernel, num_cases=num_cases)
     assert (verdict.exit_code, verdict.num_wrong) == (code, num_wrong)
     assert re.search(sentence.replace("[", r"\["), str(verdict))

@@ -1,4 +1,4 @@
-"""The peers of the bench move the right bytes, and are launched as engines launch theirs.
+"""Peers of the bench (copy kernels of other engines): right bytes, and their engines' launches.
 
 `tests/test_imitated_gpu.py` verifies those that need a GPU.
 """
@@ -17,7 +17,7 @@ RUN_HERE = [
 
 
 @pytest.mark.parametrize("name", RUN_HERE)
-def test_a_peer_is_right_in_every_case_it_takes(name):
+def test_a_peer_copies_right_in_every_case_that_it_does_not_decline(name):
     # of so many small programs the interpreter runs fewer
     verdict = check(peers.PEERS[name], num_cases=3 if name == "vllm_states_tiled" else 10)
     assert verdict.num_right
@@ -26,7 +26,7 @@ def test_a_peer_is_right_in_every_case_it_takes(name):
 
 @pytest.mark.parametrize("name", sorted(peers.PEERS.keys() - set(RUN_HERE)))
 @pytest.mark.skipif(torch.cuda.is_available(), reason="they may be there")
-def test_what_needs_a_gpu_declines(name):
+def test_a_peer_that_needs_a_gpu_declines_without_one(name):
     pool = torch.zeros(2, 64)
     with pytest.raises(NotImplementedError, match="needs a GPU"):
         peers.PEERS[name]([pool, pool], [pool.clone(), pool.clone()])
@@ -72,7 +72,7 @@ def test_a_peer_is_launched_as_its_engine_launches_it(name, word, block, num_war
     assert constants == {"WORD": word, "BLOCK": block, "num_warps": num_warps}
 
 
-def test_addresses_are_listed_before_a_launch_and_not_in_it():
+def test_a_peer_lists_addresses_before_its_launch_and_not_in_it():
     src, dst = torch.arange(8).view(4, 2), torch.zeros(4, 2, dtype=torch.int64)
     ids = torch.tensor([1, 3], dtype=torch.int32)
     launch = contract.bound(peers.memcpy_each([src], [dst]), ids, ids)

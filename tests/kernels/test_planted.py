@@ -1,4 +1,4 @@
-"""Mistakes planted in the kernels that other tests of values do not notice without a GPU.
+"""Planted mistakes in kernels that other tests of values do not find without a GPU.
 
 Offsets beyond 2**31: pools lie in sparse mappings, of which only the pages that are touched take
 memory. An offset that wraps in 32 bits is still inside of the mapping, and reads zeros there.
@@ -39,7 +39,7 @@ APART = {"many items": (1 << 28, 11), "wide items": ((1 << 31) + 64, 3)}
 
 
 def sparse(shape, apart, dtype, last):
-    """A pool of `last` + 1 items of zeros; their parts beside each other are contiguous."""
+    """A sparse pool of `last` + 1 contiguous items of zeros, `apart` elements after each other."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
     memory = torch.frombuffer(mmap.mmap(-1, SIZE, flags=flags), dtype=dtype)
     strides = torch.empty(shape, device="meta").stride()
@@ -58,7 +58,7 @@ def pair(shape, case, dtype, draw, *, element=None):
 
 
 def kv(case, dtype, draw):
-    """[2, P, T, H, D], with the values of a page behind its keys."""
+    """A sparse and a dense KV pool [2, P, T, H, D]; the values of a page lie behind its keys."""
     return (each.transpose(0, 1) for each in pair((2, 4, 2, 16), case, dtype, draw))
 
 
@@ -148,7 +148,7 @@ FAMILIES = {
 
 
 def module_with(name, old, new, folder):
-    """Another copy of a module of kernels, with a mistake in it."""
+    """A copy of the module of kernels `name`, in which `old` is replaced with `new`."""
     source = inspect.getsource(MODULES[name])
     assert old in source
     path = folder / f"planted_{name}.py"
@@ -165,7 +165,7 @@ interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="pools lie in
 @interpreted
 @pytest.mark.parametrize("case", APART)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_items_beyond_2_to_the_31_elements_are_found(family, case, generator):
+def test_kernels_reach_items_beyond_2_to_the_31_elements(family, case, generator):
     got, wanted = FAMILIES[family](SimpleNamespace(**MODULES), case, generator)
     assert torch.equal(got, wanted)
 
@@ -182,7 +182,7 @@ NARROW = {
 @interpreted
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize(("family", "name", "old", "new"), NARROW.values(), ids=NARROW)
-def test_an_offset_of_32_bits_is_noticed(family, name, old, new, generator, tmp_path):
+def test_a_planted_32_bit_offset_changes_the_result(family, name, old, new, generator, tmp_path):
     kernels = MODULES | {name: module_with(name, old, new, tmp_path)}
     got, wanted = FAMILIES[family](SimpleNamespace(**kernels), "many items", generator)
     assert not torch.equal(got, wanted)
@@ -243,7 +243,7 @@ def orders(tmp_path_factory):
 
 
 def is_ordered(label, operations):
-    """True if counters have their order, and barriers stand before them and before taps."""
+    """True if counters use the right memory order and barriers precede counters and taps."""
     atomics = [each.rpartition("add, ")[2] for each in operations if "atomic" in each]
     guarded = [
         before
@@ -254,7 +254,7 @@ def is_ordered(label, operations):
 
 
 @pytest.mark.parametrize("label", RIGHT)
-def test_barriers_stand_before_counters_and_taps(label, orders):
+def test_compiled_kernels_have_barriers_before_counters_and_taps(label, orders):
     operations, machine = orders[label]
     assert is_ordered(label, operations)
     for place, each in enumerate(machine):
@@ -263,5 +263,5 @@ def test_barriers_stand_before_counters_and_taps(label, orders):
 
 
 @pytest.mark.parametrize("label", WRONG)
-def test_a_wrong_order_of_memory_operations_is_noticed(label, orders):
+def test_a_planted_missing_barrier_or_relaxed_counter_is_found(label, orders):
     assert not is_ordered(label, orders[label][0])

@@ -30,7 +30,7 @@ def i32(rows, device=CPU):
 
 
 def case(name, device=CPU, dtype=None):
-    """Taps, states, inputs, gates and weights; `dtype` converts all of them."""
+    """Random taps, states, inputs, gates and weights; `dtype` converts all of them."""
     (keys, dim), has_skip = SHAPES[name]
     generator = torch.Generator().manual_seed(3)
     heads, half = (32 if ON_GPU else 1, torch.bfloat16) if name in SCANS else (2, torch.float32)
@@ -70,7 +70,7 @@ def whole(name, device):
 
 
 def sequential(name):
-    """The states after each token in fp64: one launch of the reference a token, no captures."""
+    """Taps and states at `ENDS` in fp64: one launch of the reference per token, no captures."""
     taps, states, *_ = case(name, dtype=torch.float64)
     for number, slot in ENDS:
         cuts = range(number + 1)
@@ -120,12 +120,12 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("name", "spoil"), FAULTS.values(), ids=FAULTS)
-def test_a_fault_of_a_scan_is_outside_of_the_tolerance(name, spoil, device):
+def test_a_planted_fault_of_a_scan_exceeds_the_tolerance(name, spoil, device):
     got, wrong = whole(name, device)[0], run(naive_scan, name, CPU, spoil=spoil)[0]
     assert not is_near(got, wrong)
 
 
-def test_one_launch_writes_all_captures(device, monkeypatch):
+def test_one_launch_of_the_scan_writes_all_captured_states(device, monkeypatch):
     launches, kernel = [], kernels._scan_kernel
 
     class Counted:
@@ -138,7 +138,7 @@ def test_one_launch_writes_all_captures(device, monkeypatch):
     assert len(launches) == 1
 
 
-def test_states_that_the_kernel_cannot_keep_are_refused(device):
+def test_a_scan_with_fp64_states_is_refused(device):
     taps, states, *given = case("ssd")
     with pytest.raises(ValueError, match=r"fp32 states .* got .* torch\.float64"):
         scan(taps, states.double(), i32([[2, 0, 0, 1, 0]]), i32([[ROWS, 2]]), *given, block=BLOCK)
@@ -146,7 +146,7 @@ def test_states_that_the_kernel_cannot_keep_are_refused(device):
 
 @LAUNCHES
 @pytest.mark.parametrize("name", SMALL)
-def test_sequences_of_one_launch_are_as_if_each_were_alone(name, launch, device, monkeypatch):
+def test_sequences_scanned_in_one_launch_equal_a_launch_of_each(name, launch, device, monkeypatch):
     monkeypatch.setattr(kernels, "TILE", DIM // 2 * KEYS)  # two programs share a head
     device = device if launch is scan else CPU
     rows = [slice(1, 4), slice(4, 5), slice(6, ROWS)]

@@ -1,4 +1,4 @@
-"""The static model of machine code, on short texts whose timing is a formula."""
+"""The static timing model of machine code, on short programs whose times are known formulas."""
 
 import pytest
 from sass import line, printed
@@ -32,12 +32,12 @@ STORE = line("STG.E.128 desc[UR4][R8.64], R4", waits_for=[0])
     [("LDG.E.U8", 8), ("STG.E.S8", 8), ("LDG.E.U16", 16), ("LDG.E", 32), ("STG.E.64", 64),
      ("LDG.E.EF.128", 128)],
 )  # fmt: skip
-def test_the_width_of_an_access_is_in_its_name(opcode, bits):
+def test_the_width_of_a_memory_access_is_read_from_its_opcode(opcode, bits):
     assert scoreboard.bits_of(opcode) == bits
 
 
 def nested(*inner, count="0x3"):
-    """A loop without an end around one of `count` turns."""
+    """An endless loop around an inner loop whose counter runs from 0 to `count`, inclusive."""
     return read(
         ".L_x_0",
         line("UMOV UR4, 0xffffffff"),
@@ -53,7 +53,7 @@ def nested(*inner, count="0x3"):
 
 
 def staged(num_groups):
-    """Copies into shared memory, of which so many groups may be under way."""
+    """A loop of copies into shared memory, of which `num_groups` groups may be in flight."""
     return looped(
         line("LDGSTS.E.128 [R6], desc[UR4][R2.64]", stall=2),
         line("LDGDEPBAR"),
@@ -108,7 +108,7 @@ TURNS = {  # code, payload bytes of a thread, cycles of a turn; bytes in flight,
 
 
 @pytest.mark.parametrize(("code", "size", "cycles", "flight", "count"), TURNS.values(), ids=TURNS)
-def test_a_turn_takes_its_waits_and_its_instructions(code, size, cycles, flight, count):
+def test_the_time_of_a_turn_is_its_waits_plus_its_instructions(code, size, cycles, flight, count):
     found = steady(code)
     assert 32 * 4 * size * GHZ / found.gb_per_s == pytest.approx(cycles)
     assert flight is None or found.flight_bytes == 32 * 4 * flight
@@ -124,7 +124,7 @@ def test_the_warps_of_a_scheduler_issue_in_turn(num_warps):
     assert found.drained_by == STORE[0]
 
 
-def test_a_second_group_under_way_halves_a_turn():
+def test_a_second_group_of_copies_in_flight_halves_the_time_of_a_turn():
     found = steady(staged(1))
     cycles = 32 * 4 * 16 * GHZ / found.gb_per_s
     assert cycles == pytest.approx((PAYLOAD + STAGED + 3) / 2, rel=0.02)
@@ -135,11 +135,11 @@ def test_loads_whose_predicates_may_both_hold_count_twice():
     assert steady(looped(COMPARE, YES, COMPARE, NO, STORE)).flight_bytes == 2 * 32 * 4 * 16
 
 
-def test_a_turn_is_drained_by_its_wait_for_payload_even_if_others_are_longer():
+def test_a_turn_is_drained_by_its_wait_for_payload_even_if_another_wait_is_longer():
     assert steady(looped(IDS, BEHIND_IDS, STORE), payload_ns=INDEX_NS / 2).drained_by == STORE[0]
 
 
-def test_the_main_loop_is_the_widest_with_the_most_payload():
+def test_the_main_loop_is_the_widest_loop_with_the_most_payload_loads():
     inner = [".L_x_1", LOAD, STORE, line("@P1 BRA `(.L_x_1)")]
     code = read(line("NOP"), ".L_x_0", line("NOP"), *inner, line("@P0 BRA `(.L_x_0)"), line("EXIT"))
     assert scoreboard.main_loop(code, scoreboard.payload_of(code)) == range(1, 6)
@@ -169,7 +169,7 @@ def test_the_main_loop_is_the_widest_with_the_most_payload():
         ("MOV R4, 0x2", "@!PT MOV R4, 0x3", {"R4": 2}),
     ],
 )
-def test_constants_are_followed(before, text, known):
+def test_constants_in_registers_and_predicates_are_computed(before, text, known):
     warp = scoreboard._Warp(read(line(before), line(text)), set(), 0.0, share=1)
     warp.walk(range(2))
     for name, value in known.items():
@@ -234,14 +234,14 @@ def test_addresses_are_no_payload_and_tma_is_refused():
         (0, 64, 0, 1),
     ],
 )
-def test_programs_fit_by_registers_warps_and_shared_memory(
+def test_programs_per_sm_are_limited_by_registers_warps_and_shared_memory(
     registers, num_warps, shared_bytes, wanted
 ):
     sizes = {"registers": registers, "num_warps": num_warps, "shared_bytes": shared_bytes}
     assert scoreboard.programs_of_sm(**sizes) == wanted
 
 
-def test_what_is_on_its_way_before_the_loop_is_not_of_a_turn():
+def test_loads_issued_before_the_loop_are_not_counted_in_its_turns():
     before = [line(f"LDG.E.128 R{4 * k}, desc[UR4][R2.64]", lands_on=k) for k in range(3, 6)] + [
         line(f"STG.E.128 desc[UR4][R8.64], R{4 * k}", waits_for=[k]) for k in range(3, 6)
     ]

@@ -25,7 +25,7 @@ def session():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_case_verifies_every_launch_that_it_times(name, session, monkeypatch):
+def test_a_bench_case_verifies_every_launch_that_it_times(name, session, monkeypatch):
     op, count, kernel = CASES[name]
     getattr(step_cases, name)(session)
     assert [record.op for record in session.records] == [op] * count

@@ -1,4 +1,4 @@
-"""What a copy table accepts, refuses and is cut into."""
+"""Copy tables: the buffers they accept or refuse, and the pieces that items are cut into."""
 
 import gc
 import weakref
@@ -63,7 +63,7 @@ def test_storage_that_is_not_aligned_to_words_is_refused():
 
 
 def pools():
-    """Source and target buffers that share written bytes, and that do not."""
+    """Two dicts of source and target buffers: written bytes overlap in the first only."""
     slab, (one, other), flat = buffer(8, 2, 64), buffer(2, 8, 64), buffer(640)
     heads, by_head, a = buffer(4, 6, 32), buffer(6, 4, 32), buffer(8, 64)
     three = [buffer(4, 3, 32), buffer(4, 3, 32)]
@@ -94,14 +94,14 @@ OVERLAPPING, APART = pools()
 
 
 @pytest.mark.parametrize("case", OVERLAPPING.values(), ids=OVERLAPPING)
-def test_targets_that_share_a_byte_are_refused(case):
+def test_targets_that_share_a_byte_with_another_buffer_are_refused(case):
     sentence = r"target buffer . and .* overlap|and target buffer . overlap"
     with pytest.raises(ValueError, match=sentence):
         copy_table(*case)
 
 
 @pytest.mark.parametrize("case", APART.values(), ids=APART)
-def test_targets_that_share_nothing_are_accepted(case):
+def test_targets_that_share_no_byte_with_another_buffer_are_accepted(case):
     copy_table(*case)
 
 
@@ -119,7 +119,7 @@ def test_rows_that_source_and_target_share_are_copied_in_place():
     assert torch.equal(dst[2:], before.as_strided([2, 2, kib], [16 * kib, 6 * kib, 1], 0))
 
 
-def test_a_table_counts_the_items_of_its_sides():
+def test_a_table_counts_the_items_of_its_source_and_its_target():
     src, dst = [buffer(6, 64), buffer(4, 32)], [buffer(5, 64), buffer(9, 32)]
     table = copy_table(src, dst)
     assert (table.num_src_items, table.num_dst_items, table.item_bytes) == (4, 5, 96)
@@ -128,7 +128,7 @@ def test_a_table_counts_the_items_of_its_sides():
     assert (back.num_src_items, back.num_dst_items) == (5, 4)
 
 
-def test_axes_of_one_place_have_no_stride():
+def test_the_stride_of_an_axis_of_length_one_is_ignored():
     wide = buffer(2, 24)
     copy_table([wide[:1, :16]], [buffer(1, 16)])
     one = buffer(4, 16).as_strided([4, 1, 16], [16, 0, 1])
@@ -164,7 +164,7 @@ def test_a_slice_of_the_heads_is_cut_at_its_rows():
     assert [b - a for a, b in zip(first, second, strict=True)] == [8 * 64, 2 * 64, 0, 0, 0, 16]
 
 
-def test_addresses_are_kept_as_long_as_the_memory_that_they_name():
+def test_a_table_of_addresses_is_cached_until_its_buffers_are_freed():
     pools = [buffer(4, 64), buffer(4, 64)]
     pieces = copy_table([pools[0]], [pools[1]]).pieces
     others = [buffer(4, 64) for _ in range(100)]
@@ -211,7 +211,7 @@ def test_buffers_of_two_devices_and_memory_that_is_not_pinned_are_refused(src, d
         ((500, 16, 1, 48, 1), False),
     ],
 )
-def test_intervals_overlap_by_stride_and_size(other, overlaps):
+def test_strided_intervals_overlap_only_if_they_share_a_byte(other, overlaps):
     steps_64 = (0, 64, 4, 16, 0)  # [0, 16), [64, 80), [128, 144), [192, 208)
     found = first_overlap(Progressions(*torch.tensor([steps_64, other]).T))
     assert (found and set(found)) == ({0, 1} if overlaps else None)

@@ -1,4 +1,4 @@
-"""Kernels of other packages are imported without their engine, and share rows of a table."""
+"""The study of other packages' kernels: imports without their engine, and rows of its table."""
 
 import dataclasses
 import sys
@@ -32,7 +32,7 @@ def test_a_module_of_kernels_is_imported_without_its_engine(tmp_path, monkeypatc
         del sys.modules[name]
 
 
-def test_configurations_of_a_kernel_share_a_row():
+def test_configurations_of_a_kernel_share_a_row_of_the_table():
     fields = {field.name: 0 for field in dataclasses.fields(codegen.Report)}
     fields |= {"name": "x", "registers": 40, "payload_loads": {128: 8}, "stores": {16: 2}}
     one = codegen.Report(**fields | {"programs_of_sm": 2, "flight_bytes": 32 << 10})

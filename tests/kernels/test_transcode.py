@@ -1,4 +1,4 @@
-"""Coded copies against torch, bit for bit, over whole pools, and that many moves equal one."""
+"""Encoding and decoding of items equal torch's, bit for bit; repetition changes nothing more."""
 
 from random import Random
 
@@ -32,7 +32,7 @@ COMBINATIONS = [
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """Tiles of 4 KiB, of which small pools have several."""
+    """Tiles of 4 KiB, so that even small pools have several."""
     monkeypatch.setattr(transcode, "TILE_BYTES", 4 << 10)
 
 
@@ -70,7 +70,7 @@ def difficult(draw, shape, dtype):
 
 
 class Case:
-    """Two pools that are too large on purpose: wide heads in a slab of more, coded items apart."""
+    """A random case: wide items are some heads of a larger slab, coded items have gaps."""
 
     def __init__(self, number, device):
         draw = Random(number)
@@ -105,7 +105,7 @@ class Case:
         self.device = device
 
     def moved(self, encode, decode, **options):
-        """Encode and decode; return all of both pools after each."""
+        """Encode, then decode; return the contents of both pools after each."""
         both = self.wide_ids, self.coded_ids
         ids = [torch.tensor(each, dtype=torch.int32, device=self.device) for each in both]
         encode(self.table, *ids, **options)
@@ -128,7 +128,7 @@ FEW = 40
 @pytest.mark.parametrize(
     "numbers", [range(FEW), pytest.param(range(FEW, 1000), marks=pytest.mark.soak)], ids=len
 )
-def test_random_moves_there_and_back_equal_torch_bit_for_bit(numbers, device):
+def test_random_encodes_and_decodes_equal_torch_bit_for_bit(numbers, device):
     cases = [Case(number, device) for number in numbers]
     for number, case in zip(numbers, cases, strict=True):
         got = case.moved(transcode.encode_items, load_items, num_programs=case.programs)
@@ -148,7 +148,7 @@ def test_random_moves_there_and_back_equal_torch_bit_for_bit(numbers, device):
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(("dtype", "form"), COMBINATIONS)
-def test_many_moves_equal_one(dtype, form, device):
+def test_repeated_encoding_and_decoding_equals_doing_it_once(dtype, form, device):
     wide = difficult(Random(7), (3, 4, 2, 64), dtype).to(device)
     coded = torch.zeros(2, 3, coded_bytes(wide.shape[1:], form), dtype=torch.uint8)
     coded = coded.pin_memory() if device.type == "cuda" else coded
@@ -165,7 +165,7 @@ def test_many_moves_equal_one(dtype, form, device):
 
 
 def encoded(name, device, draw):
-    """Encode random items of a model; return them, and the bytes that the kernel wrote."""
+    """Encode random items of a model; return them, the bytes that were written, and the format."""
     dtype, shape, form = ENCODES[name]
     if ON_GPU:
         count = max((32 << 20) // (torch.Size(shape).numel() * dtype.itemsize), 4)
@@ -183,7 +183,7 @@ def encoded(name, device, draw):
 
 
 def excess(items, got, form):
-    """The largest error of decoded items, in terms of the tolerance.
+    """The largest error of decoded items divided by the tolerance of their format.
 
     int8 rounds to multiples of a scale that is below 2/127 of the row's largest value; fp8 rounds
     to 4 bits, or to multiples of 2**-9 of its scale, at most 1/128 of the largest value.
@@ -204,7 +204,7 @@ def excess(items, got, form):
 
 
 @pytest.mark.parametrize("name", ENCODES)
-def test_encoded_items_are_as_near_as_their_format_allows(name, device, generator):
+def test_encoded_items_are_as_exact_as_their_format_allows(name, device, generator):
     items, got, form = encoded(name, device, generator)
     for each, its in zip(items, got, strict=True):
         wanted = coded_of(each, form)
@@ -229,7 +229,7 @@ def test_a_coded_item_has_a_code_for_each_element_and_a_scale_for_each_row(shape
     assert coded_bytes(shape, form) == num_bytes
 
 
-def test_a_row_is_a_power_of_two_of_elements():
+def test_the_length_of_a_coded_row_is_a_power_of_two():
     assert [row_len(n) for n in (64, 128, 192, 512, 576, 96)] == [64, 128, 64, 256, 64, 32]
 
 

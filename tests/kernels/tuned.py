@@ -1,4 +1,4 @@
-"""Autotuned kernels, as `check` and `codegen` take them from a user's file."""
+"""Right and wrong autotuned kernels, as a user gives them to `check` and `codegen` in a file."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""Copy kernels with a fault planted, one a class, for `check` to find: nobody else may use them."""
+"""Copy kernels with one planted fault each, which `check` must find, and `right`, without one."""
 
 import functools
 
@@ -64,7 +64,7 @@ right, missing, stray, stale, overlap, hole = (
 
 
 def stale_content(src, dst):
-    """Right the first time; then what the source held at that time is written again."""
+    """Copy correctly once; later launches write what the source held at the first launch."""
     held = [buffer.clone() for buffer in src]
     copy = _wrong(held, dst, fault="none")
     filled = []
@@ -78,7 +78,7 @@ def stale_content(src, dst):
 
 
 def source_eater(src, dst):
-    """A move instead of a copy."""
+    """Move items instead of copying them: their source is zeroed."""
     copy = _wrong(src, dst, fault="none")
 
     def launch(src_ids, dst_ids, *, num_programs=None):
@@ -90,7 +90,7 @@ def source_eater(src, dst):
 
 
 def raising(src, dst):
-    """Forgets the case of no ids."""
+    """Copy correctly, but raise ZeroDivisionError if there are no ids."""
 
     def launch(src_ids, dst_ids, *, num_programs=None):
         _wrong(src, dst, fault="none")(src_ids, dst_ids)
@@ -107,7 +107,7 @@ def _assembly_kernel(out_ptr, HAS_TYPO: tl.constexpr):
 
 
 def assembly(src, dst, *, has_typo=False):
-    """Right on a GPU; the interpreter knows no assembly."""
+    """Launch a kernel with inline assembly, which a GPU can run and the interpreter cannot."""
 
     def launch(src_ids, dst_ids, *, num_programs=None):
         _assembly_kernel[(1,)](dst_ids, HAS_TYPO=has_typo)
@@ -119,12 +119,12 @@ typo = functools.partial(assembly, has_typo=True)
 
 
 def picky(src, dst):
-    """Takes nothing."""
+    """Decline every pair of pools."""
     raise NotImplementedError("pools on the moon wanted")
 
 
 def deadly(src, dst):
-    """Stores where there is no memory."""
+    """Store to an address without memory, which ends the process by signal 11."""
     buffers = torch.tensor([[s.data_ptr(), 4096, 0, 0, 8] for s in src], dtype=torch.int64)
 
     def launch(src_ids, dst_ids, *, num_programs=None):

@@ -2,10 +2,10 @@
 
     python sglang_pools.py write|read|misfit|spoil KIND ROOT
 
-Both build the pools of a hybrid model (full KV, sliding-window KV, Mamba states) on the CPU with
-SGLang 0.5.23, and load HiCacheStore through SGLang's own factory. `write` fills pools from seeds
-and stores them through the interfaces v1 and v2; `read` has another order of pages, and ends well
-only if every byte of every page is the writer's.
+Each builds the pools of a hybrid model (full KV, sliding-window KV, Mamba states) on the CPU with
+SGLang 0.5.23, and loads HiCacheStore through SGLang's own factory. `write` fills pools from seeds
+and stores them through the interfaces v1 and v2; `read` has another order of pages, and exits
+with 0 only if every byte of every page is the writer's.
 """
 
 import sys
@@ -71,7 +71,7 @@ def expected(pool: Any, name: str, number: int) -> torch.Tensor:
 
 
 def row(pool: Any, number: int, *, turned: bool) -> int:
-    """The first row of a page; the reader keeps pages in another order."""
+    """The first row of a page in its pool; `turned` is the order of pages of the reader."""
     count = pool.size // pool.page_size
     return (count - 1 - number if turned else number) * pool.page_size
 

@@ -1,4 +1,4 @@
-"""One way to open each engine, so that one suite tests them all, and to let its files fail."""
+"""How to open each engine, so that one suite tests them all, and how to make its files fail."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -126,7 +126,7 @@ def before_each(name: str, act: Callable[..., object]) -> Iterator[None]:
 
 
 def failing(name: str, error: int) -> AbstractContextManager[None]:
-    """Let `os.NAME` fail. Of `os.open`, only the calls that create a file fail."""
+    """Make `os.NAME` fail with `error`. Of `os.open`, only the calls that create a file fail."""
 
     def fail(*arguments: Any) -> None:
         if name != "open" or arguments[1] & os.O_CREAT:

@@ -18,7 +18,7 @@ from hicache.storage.factory import open_storage
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """No file that this process writes can become longer."""
+    """Within this context, no file that this process writes can become longer."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
@@ -30,7 +30,7 @@ def full_disk() -> Iterator[None]:
 def start_writer(
     kind: str, root: str, first: int, count: int, **more: object
 ) -> "subprocess.Popen[str]":
-    """Start a process that runs `main`."""
+    """Start a process that runs `main` with these arguments."""
     told = json.dumps({"kind": kind, "root": root, "first": first, "count": count, **more})
     return subprocess.Popen(
         [sys.executable, __file__, told],

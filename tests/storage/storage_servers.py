@@ -1,4 +1,4 @@
-"""Real servers on the loopback, for engines that need one; absent servers skip their tests."""
+"""Real servers on this machine; tests of a server that is not installed are skipped."""
 
 import importlib.util
 import os

@@ -103,7 +103,7 @@ def test_a_call_during_a_probe_is_bypassed(storage, inner, clock):
     assert inner.num_calls == 4
 
 
-def test_another_exception_counts_as_a_failure_and_is_raised(storage, inner):
+def test_an_exception_that_is_no_storage_error_counts_as_a_failure_and_is_raised(storage, inner):
     inner.error = ZeroDivisionError("a bug")
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):

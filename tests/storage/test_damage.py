@@ -111,7 +111,7 @@ def test_a_table_with_a_wrong_length_gives_a_miss(tmp_path):
         assert read(storage, keys(1)) == [payload(keys(1)[0])]
 
 
-def test_a_file_that_is_no_table_is_refused(tmp_path):
+def test_a_slab_whose_table_is_not_a_database_is_refused(tmp_path):
     with opened("slab", tmp_path):
         pass
     (path,) = tmp_path.glob("*/slots.sqlite")
@@ -131,7 +131,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path):
         *[("digest", value) for value in (None, b"")],
     ],
 )
-def test_a_table_with_nonsense_gives_misses_or_errors(column, value, tmp_path):
+def test_a_table_with_invalid_values_gives_misses_or_errors(column, value, tmp_path):
     def use_damaged() -> None:
         with suppress(StorageError), opened("slab", tmp_path, 8 * PAGE_BYTES) as storage:
             write(storage, keys(0, 1))
@@ -143,7 +143,7 @@ def test_a_table_with_nonsense_gives_misses_or_errors(column, value, tmp_path):
     in_time(use_damaged)
 
 
-def test_a_slab_that_another_process_keeps_opening_is_an_error(tmp_path):
+def test_a_slab_that_another_process_is_opening_for_too_long_is_an_error(tmp_path):
     with opened("slab", tmp_path):
         pass
     with (tmp_path / namespace_name("test") / "opening").open() as held:

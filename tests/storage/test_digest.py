@@ -21,7 +21,7 @@ def test_a_digest_depends_on_namespace_key_length_and_bytes():
     assert {len(digest) for digest in digests} == {PAGE_DIGEST_BYTES}
 
 
-def test_stores_of_earlier_versions_are_still_read():
+def test_digests_and_names_are_those_of_stores_of_earlier_versions():
     digest = page_digest(b"test", key(1), payload(key(1)))
     assert digest.hex() == "84a516da98cffb0fbc549ef3a2365f56"
     assert namespace_name("test") == "44a8995dd50b6657a037a7839304535b"

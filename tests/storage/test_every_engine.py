@@ -22,14 +22,14 @@ from hicache.storage.contract import (
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_an_engine_follows_every_rule(rule, engine, open_engine):
+def test_an_engine_follows_every_rule_of_the_storage_contract(rule, engine, open_engine):
     if rule is not a_full_store_is_no_error or engine.bounded:
         rule(open_engine)
 
 
 @bounded
 @pytest.mark.parametrize("num_bytes", [1, 5, PAGE_BYTES - 16, PAGE_BYTES - 17])
-def test_a_read_of_a_shorter_page_is_a_miss_and_keeps_the_page(num_bytes, storage):
+def test_a_read_into_a_longer_buffer_is_a_miss_and_does_not_delete_the_page(num_bytes, storage):
     storage.write([key(1)], [payload(key(1), num_bytes)])
     assert read(storage, keys(1)) == [None]
     buffer = poisoned(num_bytes)
@@ -48,7 +48,7 @@ def test_stats_count_stored_pages_and_bytes(storage):
 
 
 @bounded
-def test_a_full_store_keeps_its_capacity_and_the_youngest_pages(open_engine):
+def test_a_full_store_stays_within_its_capacity_and_keeps_the_youngest_pages(open_engine):
     storage = open_engine(capacity_bytes=10 * PAGE_BYTES)
     for number in range(40):
         assert write(storage, keys(number)) == [True]
@@ -96,7 +96,7 @@ def test_threads_read_no_wrong_byte_while_pages_are_evicted(open_engine):
 
 
 @durable
-def test_pages_outlive_the_engine(open_engine):
+def test_pages_are_still_stored_when_an_engine_is_opened_again(open_engine):
     write(open_engine(), keys(1, 2))
     assert read(open_engine(), keys(1, 2)) == [payload(key(1)), payload(key(2))]
 

@@ -31,7 +31,7 @@ def plain(config: StorageConfig, namespace: str = "test") -> Storage:
 
 
 def guarded(config: StorageConfig, **options: int) -> GuardedStorage:
-    """As a real run opens it."""
+    """The engine and its guards as a real run opens them."""
     storage = open_guarded_storage(
         config, namespace="test", page_bytes={0: PAGE_BYTES}, clock=SimulatedClock(), **options
     )
@@ -106,7 +106,7 @@ def test_engines_in_memory_count_the_nominal_size_of_placeholders(kind):
 
 
 @pytest.mark.parametrize("kind", DISKS)
-def test_engines_on_disk_make_their_directory_and_keep_the_capacity(kind, tmp_path):
+def test_disk_engines_create_their_directory_and_stay_within_the_capacity(kind, tmp_path):
     root = tmp_path / "new" / "root"
     config = StorageConfig(kind=kind, root=str(root), capacity_gib=THREE_PAGES_GIB)
     with closing(plain(config)) as storage:
@@ -144,7 +144,7 @@ def test_an_unknown_kind_is_refused_with_the_known_ones():
         plain(StorageConfig(kind="tape"))
 
 
-def test_redis_takes_no_capacity():
+def test_redis_with_a_capacity_is_refused():
     with pytest.raises(ValueError, match="capacity_gib must be None for redis"):
         plain(StorageConfig(kind="redis", root="redis://127.0.0.1:1/0", capacity_gib=1.0))
 
@@ -158,7 +158,7 @@ def test_a_root_that_is_a_file_is_refused_with_its_path(kind, tmp_path):
 
 
 @pytest.mark.parametrize(("capacity_gib", "segment_bytes"), [(None, 0), (0.5, 2**29)])
-def test_mooncake_is_given_its_master_and_the_memory_that_it_lends(
+def test_mooncake_is_opened_with_its_master_and_the_capacity_as_its_segment_size(
     capacity_gib, segment_bytes, monkeypatch
 ):
     made = Mock()
@@ -177,7 +177,7 @@ def test_mooncake_is_given_its_master_and_the_memory_that_it_lends(
         (OWN.kind, FaultsConfig(), ["OwnStorage", "DeadlineStorage"]),
     ],
 )
-def test_a_real_run_guards_its_engine(kind, faults, between, tmp_path):
+def test_a_real_run_opens_its_engine_behind_the_guards_it_needs(kind, faults, between, tmp_path):
     storage = guarded(StorageConfig(kind=kind, root=str(tmp_path), faults=faults))
     engine = type(storage.engine).__name__
     assert layers(storage.storage) == ["BreakerStorage", *between, engine]
@@ -194,7 +194,7 @@ def test_a_simulation_has_no_deadline_threads(faults, between):
     assert bool(injected) == bool(between)
 
 
-def test_failures_and_damage_are_counted_also_after_the_end(tmp_path):
+def test_counts_of_failures_and_damage_remain_after_close(tmp_path):
     storage = guarded(
         StorageConfig(kind="file", root=str(tmp_path), faults=FaultsConfig(missing_rate=1.0))
     )

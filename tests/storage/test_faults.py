@@ -105,7 +105,7 @@ def test_equal_seeds_give_equal_faults():
     assert found[0] == found[1] != found[2]
 
 
-def test_a_failed_write_has_stored_its_pages_or_not():
+def test_a_failed_write_may_or_may_not_have_stored_its_pages():
     stored = set()
     for seed in range(20):
         faulty = Faulty(seed=seed, error_rate=1.0)
@@ -166,7 +166,7 @@ def test_a_delayed_call_fails_if_the_outage_has_begun_when_it_reaches_the_engine
     assert [faulty.fails(at) for at in (0.499, 0.5, 1.499, 1.5)] == [False, True, True, False]
 
 
-def test_a_delay_advances_the_clock_where_nothing_else_takes_it():
+def test_a_delay_advances_the_clock_if_no_wait_function_is_given():
     clock = SimulatedClock()
     storage = timed(FaultsConfig(delay_ms=500.0, **OUTAGE), clock)
     storage.contains([])
@@ -175,7 +175,7 @@ def test_a_delay_advances_the_clock_where_nothing_else_takes_it():
         storage.contains([])
 
 
-def test_a_clock_that_oversleeps_is_not_set_back():
+def test_an_outage_is_checked_at_the_time_after_a_delay_that_overslept():
     class Oversleeping(SimulatedClock):
         def wait_until(self, time_ns: int) -> None:
             super().wait_until(time_ns + to_ns(0.5))
@@ -185,13 +185,13 @@ def test_a_clock_that_oversleeps_is_not_set_back():
 
 
 @pytest.mark.parametrize(("failure_ms", "waited_ns"), [(300.0, [to_ns(0.3)]), (0.0, [])])
-def test_a_failure_takes_the_time_of_the_plan(failure_ms, waited_ns):
+def test_a_failed_call_takes_the_configured_failure_time(failure_ms, waited_ns):
     faulty = Faulty(error_rate=1.0, failure_ms=failure_ms)
     assert faulty.fails()
     assert faulty.waited_ns == waited_ns
 
 
-def test_a_stall_is_taken_once():
+def test_a_stall_sums_delays_until_it_is_taken_and_then_is_zero():
     stall = Stall()
     assert stall.take() == 0
     stall.add(3)
@@ -201,7 +201,7 @@ def test_a_stall_is_taken_once():
 
 @pytest.mark.parametrize("num_bytes", [1, 7, PAGE_BYTES])
 @pytest.mark.parametrize("name", ["short", "missing"])
-def test_a_miss_leaves_foreign_bytes_in_the_buffer(name, num_bytes):
+def test_an_injected_miss_leaves_foreign_bytes_in_the_buffer(name, num_bytes):
     faulty = Faulty(**{f"{name}_rate": 1.0})
     page = payload(keys(1)[0], num_bytes)
     faulty.memory.write(keys(1), [page])
@@ -230,13 +230,13 @@ def test_a_page_without_bytes_is_never_corrupt():
     assert faulty.injected[Fault.corrupt] == 0
 
 
-def test_a_page_that_is_not_stored_meets_no_fault():
+def test_no_fault_is_injected_into_the_read_of_a_page_that_is_not_stored():
     faulty = Faulty(missing_rate=1.0, short_rate=1.0, corrupt_rate=1.0)
     assert read(faulty, keys(1)) == [None]
     assert not faulty.injected
 
 
-def test_a_full_engine_refuses_page_by_page():
+def test_an_injected_full_store_refuses_single_pages_of_a_write():
     faulty = Faulty(full_rate=0.5)
     some = keys(*range(40))
     results = write(faulty, some)

@@ -1,4 +1,4 @@
-"""The file engine: modification times tell ages, and several processes keep one capacity."""
+"""The file engine: ages by modification time, and one capacity for several processes."""
 
 import errno
 import os
@@ -57,7 +57,7 @@ def test_the_file_modified_longest_ago_is_evicted_first(tmp_path):
 
 
 @pytest.mark.parametrize("use", [get, put])
-def test_a_use_makes_a_page_young_for_all_processes(use, tmp_path):
+def test_a_read_or_write_makes_a_page_young_for_all_processes(use, tmp_path):
     put(open_store(tmp_path), 1, 2)
     set_age(tmp_path, 1, 100)
     set_age(tmp_path, 2, 200)
@@ -72,7 +72,7 @@ def test_a_use_makes_a_page_young_for_all_processes(use, tmp_path):
 
 
 @pytest.mark.parametrize("use", [get, put])
-def test_without_a_capacity_a_use_leaves_the_modification_time(use, tmp_path):
+def test_without_a_capacity_reads_and_writes_keep_the_modification_time(use, tmp_path):
     storage = open_store(tmp_path)
     put(storage, 1)
     set_age(tmp_path, 1, 100)
@@ -128,7 +128,7 @@ def test_a_page_without_bytes_is_read(tmp_path):
     assert storage.stats().damaged_pages == 0
 
 
-def test_deleting_missing_pages_makes_no_room(tmp_path):
+def test_deleting_missing_pages_frees_no_capacity(tmp_path):
     storage = open_store(tmp_path, 2)
     put(storage, 1, 2)
     storage.delete(keys(*range(100, 100 + PAGE)))
@@ -144,7 +144,7 @@ def test_a_file_that_may_not_be_read_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "is_written"), [(1, True), (2, False)])
-def test_a_page_that_is_being_written_takes_room(number, is_written, tmp_path):
+def test_a_page_that_is_being_written_counts_toward_the_capacity(number, is_written, tmp_path):
     storage = open_store(tmp_path, 2 if is_written else 1)
     with before_each("pwritev", lambda *_: put(storage, number)):
         assert put(storage, 1) == [True]

@@ -71,7 +71,7 @@ def move_at_most(move, most: int, file: int, parts: list[memoryview], offset: in
     [(7, 100), (4096, PAGE_BYTES), (PAGE_BYTES - 1, PAGE_BYTES), (PAGE_BYTES + 15, PAGE_BYTES)],
 )
 @pytest.mark.parametrize("kind", DISKS)
-def test_a_short_transfer_is_continued(kind, most, num_bytes, tmp_path, monkeypatch):
+def test_a_short_read_or_write_is_continued(kind, most, num_bytes, tmp_path, monkeypatch):
     for name in ("preadv", "pwritev"):
         monkeypatch.setattr(os, name, partial(move_at_most, getattr(os, name), most))
     pages = [payload(each, num_bytes) for each in keys(1, 2)]

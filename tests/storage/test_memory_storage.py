@@ -1,4 +1,4 @@
-"""The engine in memory: placeholders of nominal size, and capacities that only it can have."""
+"""The engine in memory: placeholders counted by their nominal size, and a capacity of 0."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_a_placeholder_is_read_only_with_a_buffer_of_its_own_length():
 
 
 @pytest.mark.parametrize(("page_bytes", "size"), [(None, 3), ({0: 10}, 10)])
-def test_stored_bytes_are_those_of_the_pages_or_nominal(page_bytes, size):
+def test_stored_bytes_count_the_length_of_pages_or_their_nominal_size(page_bytes, size):
     storage = MemoryStorage(capacity_bytes=None, page_bytes=page_bytes)
     storage.write([key(1), key(2), key(1)], [memoryview(b"abc")] * 3)
     assert storage.stats().stored_bytes == 2 * size

@@ -1,4 +1,4 @@
-"""Eviction as in a Mooncake store: what leaves, and when."""
+"""Eviction as in a Mooncake store: which pages are evicted, and when."""
 
 from hashlib import sha256
 
@@ -13,7 +13,7 @@ def keys(*numbers: int) -> list[bytes]:
 
 
 def filled(*, asked: range = range(0)) -> MooncakeMaster:
-    """A store that is filled to its limit of 95 % with 9,500 pages, of which `asked` are used."""
+    """A store filled to its limit of 95 % with 9,500 pages, of which `asked` were looked up."""
     storage = MooncakeMaster(capacity_bytes=10 * NUM_PAGES, page_bytes={0: 10})
     for first in range(0, 9_500, 500):
         storage.write(keys(*range(first, first + 500)), [EMPTY] * 500)
@@ -48,7 +48,7 @@ def test_a_store_without_a_capacity_keeps_all_pages():
     assert len(held(endless)) == NUM_PAGES
 
 
-def test_deleted_pages_make_room():
+def test_deleted_pages_free_capacity():
     storage = filled()
     storage.delete(keys(0, 0, 1))
     assert storage.stats().stored_bytes == 10 * 9_498

@@ -32,7 +32,7 @@ def test_the_current_process_is_alive_and_its_owner_holds_its_start():
      f"{'0' * 32}.{PID}.{STARTED}"],  # the last one is of another boot
     ids=range(10),  # the texts differ between test processes, and pytest-xdist needs equal names
 )  # fmt: skip
-def test_any_other_text_names_no_living_process(text):
+def test_an_invalid_or_outdated_owner_is_not_alive(text):
     assert not is_alive(text)
 
 

@@ -19,7 +19,7 @@ DRAFT = "0123456789abcdef" * 2
 
 
 def stored(kind: str, root: Path) -> Path:
-    """The directory of a namespace that holds one page."""
+    """Store one page below `root`; return the directory of its namespace."""
     with opened(kind, root) as storage:
         assert write(storage, KEY) == [True]
     return root / namespace_name("test")

@@ -22,7 +22,7 @@ MIB = 2**20
 
 @pytest.fixture
 def connect() -> Iterator[Callable[..., RedisStorage]]:
-    """Opens stores of the namespace `test`, which are closed in the end."""
+    """A function that opens stores of the namespace `test`; all are closed at the end."""
     with ExitStack() as stack:
 
         def connect_to(url: str, namespace: str = "test", **options: float) -> RedisStorage:
@@ -59,27 +59,27 @@ def test_a_batch_of_many_messages_is_read_as_it_was_written(storage):
         ([1, 17 * MIB], [1, 1]),
     ],
 )
-def test_a_part_of_a_batch_has_16_mib_or_one_page(sizes, counts):
+def test_a_batch_is_split_into_parts_of_16_mib_or_one_page(sizes, counts):
     found = list(parts(sizes, 16 * MIB))
     assert [part.stop - part.start for part in found] == counts
     indices = [index for part in found for index in range(part.start, part.stop)]
     assert indices == list(range(len(sizes)))
 
 
-def test_a_batch_that_is_stored_in_part_is_completed(storage):
+def test_a_write_stores_the_pages_of_a_batch_that_are_missing(storage):
     write(storage, keys(2, 4))
     assert write(storage, keys(1, 2, 3, 4, 5)) == [True] * 5
     assert read(storage, keys(1, 2, 3, 4, 5)) == [payload(each) for each in keys(1, 2, 3, 4, 5)]
 
 
-def test_a_page_that_another_client_writes_first_stays(storage, connect, redis_url, namespace):
+def test_a_page_that_another_client_writes_first_is_kept(storage, connect, redis_url, namespace):
     write(connect(redis_url, namespace), keys(1))
     storage.contains = lambda page_keys: [False] * len(page_keys)
     assert storage.write(keys(1, 2), [payload(keys(3)[0]), payload(keys(2)[0])]) == [True, True]
     assert read(storage, keys(1)) == [payload(keys(1)[0])]
 
 
-def test_a_value_of_another_type_is_kept_and_is_a_miss(storage):
+def test_a_redis_value_of_another_type_is_a_miss_and_is_not_overwritten(storage):
     storage._client.lpush(storage._prefix + keys(1)[0], b"a list")
     assert write(storage, keys(1)) == [True]
     assert read(storage, keys(1)) == [None]

@@ -69,11 +69,11 @@ def test_pages_of_another_layout_are_misses(tmp_path):
     succeeds("misfit", "slab", str(tmp_path))
 
 
-def test_the_suite_notices_missing_pages(tmp_path):
+def test_the_reading_process_fails_if_pages_are_missing(tmp_path):
     assert process("read", "slab", str(tmp_path)).returncode != 0
 
 
-def test_the_suite_notices_a_wrong_byte(tmp_path):
+def test_the_reading_process_fails_if_a_byte_is_wrong(tmp_path):
     succeeds("write", "slab", str(tmp_path))
     done = process("spoil", "slab", str(tmp_path))
     assert "page 0 of kv differs" in done.stderr

@@ -1,4 +1,4 @@
-"""The slab engine: slots, one capacity for all slot sizes, ages, and closing beside other calls."""
+"""The slab engine: slots, one capacity for all slot sizes, ages, and closing during other calls."""
 
 import errno
 import sqlite3
@@ -87,7 +87,7 @@ def test_a_large_page_evicts_small_ones_and_their_space_is_released(tmp_path):
         assert allocated_bytes(tmp_path) <= 8 * SMALL
 
 
-def test_a_smaller_capacity_holds_after_the_next_write(tmp_path):
+def test_a_smaller_capacity_is_enforced_by_the_next_write(tmp_path):
     with closing(open_slab(tmp_path, 8 * PAGE_BYTES)) as storage:
         write(storage, keys(*range(8)))
     with closing(open_slab(tmp_path, 3 * PAGE_BYTES)) as storage:
@@ -143,7 +143,7 @@ def test_two_threads_move_the_pages_of_a_call(storage):
     assert storage._threads._max_workers == 2
 
 
-def test_the_table_learns_of_reads_after_1024_pages_in_the_order_of_use(storage):
+def test_the_order_of_use_is_written_to_the_table_after_reads_of_1024_pages(storage):
     some = keys(*range(1025))
     assert all(storage.write(some, [memoryview(b"x")] * 1025))
     told: list[list[bytes]] = []
@@ -207,7 +207,7 @@ def test_space_of_deleted_pages_is_released(storage, tmp_path):
         assert read(other, keys(2)) == [payload(key(2))]
 
 
-def test_a_full_slab_takes_the_slots_of_dead_writers(two):
+def test_a_full_slab_reuses_the_slots_of_dead_writers(two):
     write(two, keys(1, 2))
     for owner, results in ((current_owner(), [False, False]), (NO_WRITER, [True, True])):
         two._table._db.execute("UPDATE slots SET state = 1, key = NULL, owner = ?", (owner,))
@@ -261,7 +261,7 @@ def test_a_slab_whose_table_cannot_grow_declines_pages(storage):
     assert storage.contains(keys(*range(100))) == results
 
 
-def test_pages_whose_keys_do_not_fit_on_the_disk_are_withdrawn(two, tmp_path):
+def test_pages_whose_keys_do_not_fit_on_the_disk_are_refused_and_freed(two, tmp_path):
     publish = two._table.publish
 
     def publish_unless_full(*arguments: object, **options: object) -> list[bool]:
@@ -276,7 +276,7 @@ def test_pages_whose_keys_do_not_fit_on_the_disk_are_withdrawn(two, tmp_path):
     assert write(two, keys(3, 4)) == [True, True]
 
 
-def test_a_write_succeeds_once_a_shorter_log_leaves_room(storage):
+def test_a_write_on_a_full_disk_succeeds_after_the_log_is_shortened(storage):
     table = storage._table
     reserve, shrink, shrunk = table.reserve, table.shrink_log, []
 
@@ -292,7 +292,7 @@ def test_a_write_succeeds_once_a_shorter_log_leaves_room(storage):
     assert shrunk == [1]
 
 
-def test_the_log_of_the_table_stays_short(storage, tmp_path):
+def test_the_log_of_the_table_stays_below_512_kib(storage, tmp_path):
     for number in range(120):
         storage.write(keys(number), [memoryview(b"x")])
     (log,) = tmp_path.rglob("*-wal")
@@ -319,7 +319,7 @@ def test_a_slot_reused_during_a_read_is_a_miss_and_no_damage(tmp_path):
         assert storage.contains(keys(2)) == [True]
 
 
-def test_the_last_call_that_moves_pages_closes_the_files(storage, tmp_path):
+def test_files_of_a_closed_slab_stay_open_until_its_last_call_ends(storage, tmp_path):
     write(storage, keys(1))
     started, may_end = Event(), Event()
 
@@ -342,7 +342,7 @@ def test_the_last_call_that_moves_pages_closes_the_files(storage, tmp_path):
         storage.close()
 
 
-def test_calls_beside_close_give_results_or_errors(tmp_path):
+def test_calls_concurrent_with_close_give_results_or_errors(tmp_path):
     for number in range(10):
         storage = open_slab(tmp_path, 8 * PAGE_BYTES)
         started = Event()

@@ -3,7 +3,7 @@ import sys
 from hicache.storage import bench
 
 
-def test_each_engine_is_measured_with_the_pages_asked_for(monkeypatch, capsys):
+def test_each_engine_is_measured_with_the_requested_number_of_pages(monkeypatch, capsys):
     measured, num_pages = bench._round, []
 
     def counted(storage, plain, source, target, turn):

@@ -152,7 +152,7 @@ def flip_bits(root, share):
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory):
-    """Returns the directory that a first run filled, by engine and format; to be copied."""
+    """A function of engine and format: the directory that a first run filled, to be copied."""
 
     @cache
     def fill(kind, form):

@@ -28,7 +28,7 @@ class Ledger:
         self._before: Counter[str] = Counter()
 
     def new(self, sort: str = "") -> dict[str, int]:
-        """Counts since the last call, by name; the prefix `sort` of the names is left out."""
+        """Counts since the last call, by name: those that begin with `sort`, named without it."""
         now = Counter(self.cache.counters)
         new, self._before = now - self._before, now
         return {name.removeprefix(sort).removesuffix("_pages"): n for name, n in new.items()}

@@ -67,7 +67,7 @@ def row_of(number: int = 0, **changes: object) -> Row:
     return Row(number=number, prompt_len=100, base=OUTCOME, head=head)
 
 
-def test_the_changes_of_a_row_are_the_differing_amounts_of_both_sides() -> None:
+def test_a_row_of_the_report_lists_the_counts_that_differ_with_both_values() -> None:
     assert row_of().changes == {}
     counts = {"hit/swa/host": 64, "moved/full/back_up": 64, "moved/full/read": 5}
     held = {"full/device": 64, "full/host": 3}

@@ -67,7 +67,7 @@ def test_layers_are_divided_as_sglang_does_or_as_given() -> None:
             layers_of_stages(61, pp, given)
 
 
-def test_three_of_four_hosts_leave_six_percent_unused_with_61_layers() -> None:
+def test_61_layers_in_four_stages_leave_a_sixteenth_of_three_hosts_unused() -> None:
     config = config_of(
         *("model=deepseek_v3", "hardware=h200", "parallel.tp=2", "parallel.pp=4"),
         *("cache.host_gib=512", "storage=none"),

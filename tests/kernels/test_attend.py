@@ -78,7 +78,7 @@ def small_splits(monkeypatch):
 
 
 def drawn(case):
-    """Random arguments of `attend`: tokens that no row may read are NaN, values at edges large."""
+    """Random arguments of `attend`: NaN where no row reads, large V at the first and last token."""
     draw = torch.Generator().manual_seed(0)
     starts = [case.start, max(case.start - 3 * case.page - 5, 1), 0]
     columns = -(-(case.start + case.rows) // case.page)

@@ -243,7 +243,7 @@ END = 4 * 48
         ),
     ],
 )
-def test_a_fault_is_reported_with_its_place_and_number_of_bytes(changes, kind, sentence):
+def test_a_fault_is_reported_with_its_item_and_the_number_of_wrong_bytes(changes, kind, sentence):
     faults = seen(changes).faults()
     assert [each.kind for each in faults] == [kind] * (kind is not None)
     if kind is not None:

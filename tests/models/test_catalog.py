@@ -1,9 +1,9 @@
 """Bytes of a sequence by model, from the config.json that each is published with.
 
 `catalog.json` has the bytes that kvcache-simulator 0.1.3 gives at 128, 1,024 and 131,072 tokens,
-and the last without recurrent states. KV and index keys are bf16. Recurrent states have the
-precision of the config.json. `experiments/studies/catalog.py` at 09ab7c4b asks the package for
-these numbers.
+and a fourth number: at 131,072 tokens without recurrent states. KV and index keys are bf16.
+Recurrent states have the precision of the config.json. `experiments/studies/catalog.py` at
+09ab7c4b asks the package for these numbers.
 """
 
 import json

@@ -112,7 +112,7 @@ def test_a_policy_adapted_to_another_cache_and_back_misses_as_often(adapted) -> 
     assert misses_of(stream, CAPACITY, adapted) == misses_of(stream, CAPACITY, Lfu())
 
 
-def test_vllm_evicts_idle_chunks_that_were_used_less_by_finished_requests() -> None:
+def test_vllm_evicts_first_the_idle_chunks_least_used_by_finished_requests() -> None:
     policy = VllmLfu(CAPACITY)
     policy.insert("loading", chunk_of(0, 1), None)
     assert policy.evict(1, set()) is None

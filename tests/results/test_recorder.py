@@ -48,7 +48,7 @@ def engine(*, waiting=0, running=0, used=0):
 
 
 class Score:
-    """A recorder of fake engines, and the progress that it reported."""
+    """A recorder that observes fake engines, and the progress that it has reported."""
 
     def __init__(self, *engines, warm_up_s=0.0, arrivals="closed", **extra):
         self.engines = engines or (engine(),)

@@ -1,4 +1,4 @@
-"""Rules for page keys with speculative decoding: the hits they cost, and pages never shared."""
+"""Rules for page keys with speculation: the hits they cost, and prompts that share none."""
 
 import numpy as np
 import pytest

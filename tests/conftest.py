@@ -13,6 +13,7 @@ from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.core_plugins.importlib_resources_config_source import (
     ImportlibResourcesConfigSource,
 )
+from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 
 from hicache.cache.tiers.transfer import FATES
@@ -75,6 +76,7 @@ def drawn_once() -> Iterator[None]:
 def keep_parsed(replace: Callable[[type, str, object], None]) -> None:
     """Parse the files of Hydra and of conf/ once: composing spends a third of its time on that."""
     parsed: dict[tuple[str, str], bytes] = {}
+    Plugins.instance()  # imports the modules of the sources anew, which would undo what follows
 
     def once(load: Callable[..., ConfigResult]) -> Callable[..., ConfigResult]:
         def from_memory(self: ConfigSource, config_path: str) -> ConfigResult:

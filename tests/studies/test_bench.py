@@ -35,7 +35,11 @@ def test_the_upper_bound_is_within_the_upper_half_of_the_ratios():
 
 
 @pytest.mark.parametrize(
-    ("against", "said"), [("HEAD", "/gone does not exist"), ("no_such_commit", "no_such_commit")]
+    ("against", "said"),
+    [
+        pytest.param("HEAD", "/gone does not exist", marks=pytest.mark.soak),
+        ("no_such_commit", "no_such_commit"),
+    ],
 )
 def test_a_bench_that_fails_says_why_in_sentences(against, said):
     program = [sys.executable, "-m", "experiments.bench.replay", f"--against={against}"]

@@ -1,12 +1,10 @@
 """Each script of `examples/` runs as a newcomer would run it, and prints what it found."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.forked import run_script
 from tests.test_must_read import code_lines
 
 ROOT = Path(__file__).parents[1]
@@ -28,10 +26,6 @@ def test_every_example_is_tested_and_short():
 
 @pytest.mark.parametrize("name", PRINTED)
 def test_an_example_runs_and_prints_its_result(name, tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, f"examples/{name}.py"],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert PRINTED[name] in done.stdout
-    assert "FAILED" not in done.stdout
+    printed = run_script(ROOT / "examples" / f"{name}.py", ROOT, tmp_path / "printed")
+    assert PRINTED[name] in printed
+    assert "FAILED" not in printed

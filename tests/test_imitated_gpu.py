@@ -1,5 +1,6 @@
 """Code that needs a GPU, run on an imitated one (`imitated_gpu`)."""
 
+import json
 import os
 import subprocess
 import sys
@@ -144,38 +145,82 @@ raise SystemExit(bench.main())
 """
 
 
-def passes(*arguments):
+TESTS = """
+import sys
+import pytest
+
+only = ("-m", "gpu and not soak", "-p", "tests.imitated_gpu", "-p", "no:xdist")
+raise SystemExit(pytest.main(["-q", *only, *sys.argv[1:]]))
+"""
+# a script with its arguments in a process of its own, which begins with torch imported
+FORKING = """
+import json, os, sys
+from pathlib import Path
+import torch, torch._dynamo
+from tests.quick_interpreter import hasten
+
+hasten()
+for name, (script, *arguments) in json.loads(sys.argv[1]).items():
+    if os.fork() == 0:
+        output = os.open(Path(sys.argv[2], name), os.O_WRONLY | os.O_CREAT)
+        os.dup2(output, 1), os.dup2(output, 2)
+        sys.argv[1:] = arguments
+        exec(script)
+        sys.exit()
+    print(name, os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+SCRIPTS = {
+    "refused": (REFUSED,),
+    "step": (STEP,),
+    "waits": (LOAD_BACK, "wait"),
+    "does not wait": (LOAD_BACK, "no wait"),
+    "bench": (BENCH,),
+    "tests": (TESTS, "tests/executor/test_step_on_gpu.py", "tests/kernels/test_on_gpu.py"),
+}
+
+
+def codes_of(scripts, folder):
     environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "1"}
     ran = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False
-    )
-    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
+        [sys.executable, "-c", FORKING, json.dumps(scripts), folder],
+        capture_output=True, text=True, env=environment, check=True,
+    )  # fmt: skip
+    return dict(line.rsplit(" ", 1) for line in ran.stdout.splitlines())
 
 
-def test_the_imitation_refuses_what_a_gpu_refuses():
-    passes("-c", REFUSED)
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """The exit code of each script, and the folder with what they printed."""
+    folder = tmp_path_factory.mktemp("imitated")
+    return codes_of(SCRIPTS, folder), folder
 
 
-def test_64_decodes_of_32_layers_launch_10_kernels_a_layer_at_most_and_wait_once():
-    passes("-c", STEP)
+def passes(ran, name):
+    codes, folder = ran
+    assert codes[name] == "0", (folder / name).read_text()[-8000:]
 
 
-@pytest.mark.parametrize("waits", ["wait", "no wait"])
-def test_a_step_reads_pages_of_a_late_load_back_only_if_its_layers_wait(waits):
-    passes("-c", LOAD_BACK, waits)
+def test_the_imitation_refuses_what_a_gpu_refuses(ran):
+    passes(ran, "refused")
 
 
-def test_the_bench_of_copies_runs_peers_and_operations_on_the_imitation():
-    passes("-c", BENCH)
+def test_64_decodes_of_32_layers_launch_10_kernels_a_layer_at_most_and_wait_once(ran):
+    passes(ran, "step")
 
 
-@pytest.mark.parametrize(
-    "tests",
-    [
-        ("tests/executor/test_step_on_gpu.py", "tests/kernels/test_on_gpu.py"),
-        pytest.param(("tests/kernels",), marks=pytest.mark.soak),
-    ],
-)
-def test_the_tests_for_a_gpu_pass_on_the_imitation(tests):
-    only = ("-m", "gpu and not soak", "-p", "tests.imitated_gpu", "-p", "no:xdist")
-    passes("-m", "pytest", "-q", *only, *tests)
+@pytest.mark.parametrize("name", ["waits", "does not wait"])
+def test_a_step_reads_pages_of_a_late_load_back_only_if_its_layers_wait(name, ran):
+    passes(ran, name)
+
+
+def test_the_bench_of_copies_runs_peers_and_operations_on_the_imitation(ran):
+    passes(ran, "bench")
+
+
+def test_the_tests_for_a_gpu_pass_on_the_imitation(ran):
+    passes(ran, "tests")
+
+
+@pytest.mark.soak
+def test_all_tests_of_kernels_pass_on_the_imitation(tmp_path):
+    passes((codes_of({"tests": (TESTS, "tests/kernels")}, tmp_path), tmp_path), "tests")

@@ -1,12 +1,16 @@
 """The must-read path: the files of the core in which `make replay` runs a function."""
 
 import ast
+import inspect
 import io
-import json
-import subprocess
 import sys
 import tokenize
 from pathlib import Path
+from types import FrameType
+
+from hicache import experiment
+from hicache.config import ExperimentConfig
+from hicache.runs.schema import config_of
 
 CORE = ("engine/", "scheduler/", "cache/", "executor/simulated/", "experiment.py")
 # what a replay reaches today; the numbers may only fall (the limits were 35 files and 4,300 lines,
@@ -24,25 +28,6 @@ NO_CODE = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
-# runs `hicache run ...`, then prints the files in which a function was called
-TRACER = """
-import inspect, json, sys
-from hicache.cli.main import main
-
-files = set()
-
-def trace(frame, event, argument):
-    code = frame.f_code
-    # no module, no class body, no comprehension that one of them may run
-    if code.co_flags & inspect.CO_OPTIMIZED and code.co_name[0] != "<":
-        files.add(code.co_filename)
-
-sys.argv = ["hicache", "run", *sys.argv[1:]]
-sys.setprofile(trace)
-main()
-sys.setprofile(None)
-print(json.dumps(sorted(files)))
-"""
 
 
 def code_lines(source: str) -> int:
@@ -68,12 +53,28 @@ def test_only_lines_of_code_are_counted():
     assert code_lines(source) == 6
 
 
-def test_the_path_of_a_replay_has_a_bounded_number_of_files_and_lines(tmp_path):
-    command = [sys.executable, "-c", TRACER, "workload.num_sessions=60"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def files_of(config: ExperimentConfig) -> set[str]:
+    """Return the files in which a replay calls a function."""
+    files: set[str] = set()
+
+    def trace(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        # no module, no class body, no comprehension that one of them may run
+        if code.co_flags & inspect.CO_OPTIMIZED and code.co_name[0] != "<":
+            files.add(code.co_filename)
+
+    before = sys.getprofile()
+    sys.setprofile(trace)
+    try:
+        experiment.run(config)
+    finally:
+        sys.setprofile(before)
+    return files
+
+
+def test_the_path_of_a_replay_has_a_bounded_number_of_files_and_lines():
     package = Path(__file__).parents[1] / "hicache"
-    files = [Path(each) for each in json.loads(done.stdout.splitlines()[-1])]
+    files = sorted(map(Path, files_of(config_of("workload.num_sessions=60"))))
     inside = [str(each.relative_to(package)) for each in files if each.is_relative_to(package)]
     reached = {
         name: code_lines((package / name).read_text()) for name in inside if name.startswith(CORE)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import hicache
+from tests.forked import run_script
 
 DOCS = Path(__file__).parents[1] / "docs"
 SMALL = ("model=llama3_8b", "workload=agents", "workload.num_sessions=5")
@@ -31,8 +32,9 @@ def test_every_example_of_the_page_and_the_notebook_runs(page, tmp_path):
         cells = json.loads(text)["cells"]
         sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     # as a user would: in a process of its own, so that classes are found in `__main__`
-    (tmp_path / "script.py").write_text("\n".join(sources))
-    subprocess.run([sys.executable, "script.py"], check=True, cwd=tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text("\n".join(sources))
+    assert run_script(script, tmp_path, tmp_path / "printed")
 
 
 def test_a_finished_run_is_loaded_and_not_replaced_by_another_run(tmp_path, capsys):

@@ -1,11 +1,17 @@
 """`hicache run --until`: seeds are added until the interval of a metric is narrow."""
 
+import multiprocessing
 import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
+from types import SimpleNamespace
 
 import pytest
 
-from hicache.cli import until
+from hicache.cli import run, until
+from hicache.results import figures
 
 SMALL = (
     *("workload=chat", "workload.num_sessions=10", "storage=none", "model=llama3_8b"),
@@ -20,13 +26,30 @@ def widths(text: str) -> list[tuple[int, float]]:
     return [(int(seeds), float(width)) for seeds, width in told]
 
 
+@pytest.fixture
+def forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run sweeps in copies of this process, which has imported all of it, and draw no figure."""
+
+    def sweep(command: Sequence[str], *, check: bool) -> CompletedProcess[str]:
+        assert command[:4] == [sys.executable, "-m", "hicache", "run"]
+        monkeypatch.setattr(sys, "argv", ["hicache run", *command[4:]])
+        process = multiprocessing.get_context("fork").Process(target=run.main)
+        process.start()
+        process.join()
+        return CompletedProcess(command, process.exitcode or 0)
+
+    monkeypatch.setattr(until, "subprocess", SimpleNamespace(run=sweep))
+    monkeypatch.setattr(figures, "save", lambda figure, path: path.touch())
+
+
+@pytest.mark.usefixtures("forking")
 def test_seeds_are_added_until_the_interval_of_the_metric_is_narrow(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metric = "request/ttft_s_mean"
     place = f"hydra.sweep.dir={tmp_path}"
     until.main([*SMALL, GRID, place, "--until", "0.001", "--metric", metric, "--most", "4"])
-    told = widths(capfd.readouterr().out)
+    told = widths(capsys.readouterr().out)
     assert [seeds for seeds, _ in told] == [3, 4]
     assert told[-1][1] == pytest.approx(until.widest(tmp_path, metric), rel=0.06)
     assert len(list(tmp_path.glob("*/summary.json"))) == 8

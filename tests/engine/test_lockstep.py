@@ -84,7 +84,7 @@ class Ranks:
         self.all: list[Any] = [self.engine, *self.engine.followers]
 
     def ask(self, *answers: list[int]) -> list[bool]:
-        """Submit a request, answer each rank's query; for each: whether that was the last answer."""
+        """Submit a request, answer each rank's query; for each: whether it was the last answer."""
         self.engine.submit(fresh(0, 41, 3), 0)  # 5 pages of 8 can be read
         self.engine.wake(0)
         news = []

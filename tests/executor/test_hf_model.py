@@ -18,9 +18,19 @@ hf_model = pytest.importorskip(
     "hicache.executor.real.hf_model", reason="transformers is not installed", exc_type=ImportError
 )
 
+STEPPED = ("gemma3", "falcon_h1")  # a window, and a state beside full attention
 
-@pytest.mark.parametrize("call", ["page", "step"])
-@pytest.mark.parametrize("family", KINDS)
+
+@pytest.mark.parametrize(
+    ("family", "call"),
+    [
+        *((family, "page") for family in KINDS),
+        *(
+            pytest.param(family, "step", marks=[] if family in STEPPED else [pytest.mark.soak])
+            for family in KINDS
+        ),
+    ],
+)
 def test_logits_are_those_without_a_cache_with_hits_of_every_kind_from_every_tier(family, call):
     with arrivals() as seen:
         result = run(family, f"executor.call={call}", num_requests=20)

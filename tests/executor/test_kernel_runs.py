@@ -22,7 +22,7 @@ from tests.executor.one_sequence import PAGE, TOKENS, OneSequence, shape_of
 @pytest.mark.parametrize(
     ("seed", "most", "hits"),
     [
-        (3, 3, ["device hit", "storage hit"]),
+        pytest.param(3, 3, ["device hit", "storage hit"], marks=pytest.mark.soak),
         pytest.param(98, None, ["device hit", "host hit", "storage hit"], marks=pytest.mark.soak),
         pytest.param(126, None, ["device hit", "storage hit"], marks=pytest.mark.soak),
     ],

@@ -28,7 +28,9 @@ PARTS = (
 )
 BASE = (
     "model=tiny_hybrid",
-    *("model.pattern=FtI S W M D", "model.num_layers=10", "model.top_tokens=48", PARTS),
+    *("model.pattern=FtI S W M D", "model.num_layers=5", "model.top_tokens=48", PARTS),
+    *("model.num_full_layers=1", "model.num_swa_layers=1", "model.num_mamba_layers=2"),
+    "model.dense_params=164608",
     "executor=torch",
     "executor.device=cpu",
     "executor.verify=true",

@@ -13,6 +13,10 @@ if not torch.cuda.is_available():
 # copies do no floating-point arithmetic; triton 3.9 warns until this is chosen
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
+from tests.quick_interpreter import hasten
+
+hasten()
+
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 
 

@@ -86,7 +86,13 @@ def is_near(got, wanted):
 
 @pytest.mark.parametrize(
     ("name", "share"),
-    [("ssd", 1), ("ssd", 2), ("delta", 1), ("delta", 2), *((n, 1) for n in SCANS)],
+    [
+        *(("ssd", 1), ("ssd", 2), ("delta", 1), ("delta", 2)),
+        *(
+            pytest.param(name, 1, marks=[] if has_skip or ON_GPU else [pytest.mark.soak])
+            for name, (_, has_skip) in SCANS.items()
+        ),
+    ],
 )
 def test_captured_states_are_those_of_a_sequential_scan(name, share, device, monkeypatch):
     if share > 1:  # two programs share a head

@@ -45,6 +45,7 @@ COMMANDS = {
 }
 CLEAN_RUN = PAGE.rpartition("```bash\n")[2].splitlines()[0]
 START = "hicache run"
+LONG = ("near a knee", "growing queue")  # conditions whose runs have all requests
 
 
 def overrides_of(command):
@@ -73,7 +74,11 @@ def test_the_page_lists_every_condition_with_its_threshold():
     assert told == [(each.name, f"{each.threshold:g}") for each in [*CONDITIONS, SURVIVORS]]
 
 
-@pytest.mark.parametrize("condition", CONDITIONS, ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "condition",
+    [pytest.param(each, marks=[pytest.mark.soak] * (each.name in LONG)) for each in CONDITIONS],
+    ids=lambda each: each.name,
+)
 def test_the_command_on_the_page_triggers_its_condition(condition, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     *before, command = COMMANDS[condition.name]

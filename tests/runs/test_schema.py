@@ -1,6 +1,7 @@
 """Configs that are composed of files of conf/ and overrides, and the values that are refused."""
 
 import json
+import pickle
 import re
 from dataclasses import fields, is_dataclass, replace
 from itertools import zip_longest
@@ -23,8 +24,14 @@ from hicache.runs.errors import meant, sentence
 from hicache.runs.schema import CONF, register
 from tests.models.texts import LLAMA_8B
 
+# models and arms hold values only, so that they are merged as Hydra does it, without composing
+MERGED = [
+    path
+    for path in sorted([*CONF.glob("model/*.yaml"), *CONF.glob("arm/*.yaml")])
+    if path.stem != "from_hf"
+]
 OPTIONS = [
-    sorted(f"{folder.name}={path.stem}" for path in folder.glob("*.yaml"))
+    sorted(f"{folder.name}={path.stem}" for path in folder.glob("*.yaml") if path not in MERGED)
     for folder in sorted(CONF.iterdir())
     if folder.is_dir() and folder.name != "experiment"  # those are composed below
 ]
@@ -57,6 +64,21 @@ def test_every_file_in_conf_composes_to_a_valid_config(options, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     said = [each.format(folder=tmp_path) for option in options for each in TO_SAY.get(option, ())]
     load(*options, *said)
+
+
+@pytest.mark.parametrize("path", MERGED, ids=lambda path: path.stem)
+def test_every_model_and_every_arm_has_values_of_the_schema(path):
+    config, values = pickle.loads(schema._composed()), OmegaConf.load(path)
+    has_package = path.read_text().startswith("# @package _global_\n")
+    if path.parent.name == "model":
+        assert not has_package
+        assert values.pop("defaults") == ["schema", "_self_"]
+        config.model = OmegaConf.merge(schema._writable(ModelConfig), values)
+    else:
+        assert has_package
+        assert "defaults" not in values
+        config.merge_with(values)
+    schema.to_config(config)
 
 
 @pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda p: p.stem)

@@ -35,7 +35,11 @@ def test_the_upper_bound_of_the_median_ratio_is_in_the_upper_half_of_the_ratios(
 
 
 @pytest.mark.parametrize(
-    ("against", "said"), [("HEAD", "/gone does not exist"), ("no_such_commit", "no_such_commit")]
+    ("against", "said"),
+    [
+        pytest.param("HEAD", "/gone does not exist", marks=pytest.mark.soak),
+        ("no_such_commit", "no_such_commit"),
+    ],
 )
 def test_a_failed_bench_reports_the_cause_in_sentences(against, said):
     program = [sys.executable, "-m", "experiments.bench.replay", f"--against={against}"]

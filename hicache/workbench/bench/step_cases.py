@@ -28,7 +28,7 @@ from hicache.kernels.transcode import (
     wide_of,
 )
 from hicache.workbench.bench import library_peers, peers
-from hicache.workbench.bench.measure import Bench, graphed
+from hicache.workbench.bench.measure import KIB, Bench, graphed
 from hicache.workbench.bench.session import Session
 from hicache.workbench.contract import bound
 
@@ -38,6 +38,10 @@ QUERY_HEADS = 32
 TILE_ROWS = 64  # query rows of a tile of prefill
 NUM_DECODES = 64
 TOLERANCE = 2e-2  # of the largest value: bf16 against a reference in fp32
+
+
+def _host_bytes(bench: Bench) -> int:
+    return bench.host_bytes if bench.on_gpu else 64 * KIB  # an interpreter pays for each item
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +96,7 @@ def load_back(bench: Bench, form: Format | None, *, has_states: bool) -> LoadBac
             coded_bytes(shape, code) if code else math.prod(shape) * dtype.itemsize
             for _, _, shape, dtype, code in mine
         ]
-        num_items = 2 * max(bench.host_bytes // num_kinds // sum(sizes), 1)
+        num_items = 2 * max(_host_bytes(bench) // num_kinds // sum(sizes), 1)
         slab = bench.arenas["host"][start : start + num_items * sum(sizes)]
         start += slab.numel()
         columns = slab.view(num_items, -1).split(sizes, dim=1)
@@ -146,7 +150,7 @@ def encodes(session: Session) -> None:
         (torch.float32, state, Format.bf16),
     ):
         item_bytes = coded_bytes(shape, form)
-        num_items = 2 * max(bench.host_bytes // (bench.num_layers * item_bytes) // 4, 1)
+        num_items = 2 * max(_host_bytes(bench) // (bench.num_layers * item_bytes) // 4, 1)
         wide = [
             torch.randn(num_items, *shape, device=bench.device).to(dtype)
             for _ in range(bench.num_layers)

@@ -193,9 +193,11 @@ def _split(cache: CacheConfig, model: ModelConfig, kinds: Kinds, tier: int, tota
     for kind, (wanted, what) in _least(kinds).items() if tier == DEVICE else ():
         if counts[kind] < wanted:
             holds = f"{total * shares[kind] / GIB:.3f} GiB hold"
-            knob = "cache.device_gib"
-            if kind != FULL:
-                knob += f" or {group}.share.{kinds.names[kind]}={shares[kind]}"
+            knob, name = "cache.device_gib", kinds.names[kind]
+            if kind != FULL and shares[kind]:
+                knob += f" or {group}.share.{name}={shares[kind]}"
+            elif kind != FULL:
+                knob = f"{group}.share.{name}={shares[kind]}, or set {group}.tokens.{name}"
             if kind in given:
                 knob, value = f"{group}.{given[kind][0]}", given[kind][1]
                 holds = f"{knob}={value} gives"

@@ -82,4 +82,4 @@ def test_the_path_of_a_replay_has_a_bounded_number_of_files_and_lines():
     assert {"engine/loop.py", "scheduler/scheduler.py", "cache/prefix_cache.py"} <= set(reached)
     listed = "\n".join(f"{lines:5} {name}" for name, lines in reached.items())
     assert len(reached) <= MOST_FILES, listed
-    assert sum(reached.values()) <= MOST_LINES, f"{sum(reached.values())} lines\n{listed}"
+    assert sum(reached.values()) <= MOST_LINES, f"remove some lines\n{listed}"

@@ -46,6 +46,13 @@ def pool_remarks(config: ExperimentConfig, deployment: Deployment) -> list[str]:
         is_shared = pools == "shared_both" or (word == "host" and pools == "shared")
         held = (" or " if is_shared else " + ").join(parts)
         notes.append(f"{model} on {devices}, {word}: {_gib(capacity.total_bytes)} = {held}")
+        notes += [
+            f"the {word} has no room for data of {kinds.names[kind]}, so prompts cannot resume: "
+            f"set cache.{word}.share.{kinds.names[kind]}"
+            for kind in kinds.numbers
+            if capacity.total_bytes and capacity.counts[kind] == 0
+            if kind not in dict(kinds.replayed)
+        ]
     notes += stage_remarks(config, deployment)
     forms = {"host": config.cache.host_format}
     if config.storage.kind != "none":

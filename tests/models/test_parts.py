@@ -13,6 +13,7 @@ from hicache.memory import model_kinds
 from hicache.models import ModelConfig
 from hicache.models.cost import CostModel
 from hicache.models.shapes import Part
+from hicache.results.remarks import pool_remarks
 from hicache.runs.schema import config_of
 from tests.models.test_cost import H200, plain, step_ends, step_ns
 
@@ -185,6 +186,15 @@ def test_a_second_window_has_pages_of_its_own():
     assert kinds.page_bytes[3] == 64 * 2 * (2 * 64 * 2 + 2 * 2)
     assert deployed.device.counts[3] == int(0.2 * int(0.002 * 2**30)) // kinds.page_bytes[3]
     assert deployed.cost.layer_bytes(0, 0, 0, 5).tolist() == [0, 5 * 260, 0, 0] * 2
+
+
+def test_a_tier_without_room_for_a_second_window_is_noted_or_refused():
+    no_host = [word.replace("host_share: 0.2", "host_share: 0") for word in SECOND]
+    config = config_of(*no_host, "cache.device_gib=0.002")
+    notes = pool_remarks(config, deploy(config))
+    assert [each for each in notes if "set cache.host.share.wide" in each]
+    with pytest.raises(ValueError, match="wide=0.*, or set cache.device.tokens.wide"):
+        deploy(config_of(*SECOND, "cache.device.share.wide=0"))
 
 
 def test_a_second_window_costs_the_pairs_within_it():

@@ -193,7 +193,7 @@ def test_a_tier_without_room_for_a_second_window_is_noted_or_refused():
     config = config_of(*no_host, "cache.device_gib=0.002")
     notes = pool_remarks(config, deploy(config))
     assert [each for each in notes if "set cache.host.share.wide" in each]
-    with pytest.raises(ValueError, match="wide=0.*, or set cache.device.tokens.wide"):
+    with pytest.raises(ValueError, match=r"or set cache\.device\.tokens\.wide"):
         deploy(config_of(*SECOND, "cache.device.share.wide=0"))
 
 

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -55,7 +54,7 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
     with TemporaryDirectory(prefix="hicache-") as name:
         folder = Path(name)
         shares, notes, measures, rounds = _divided(config, deployment, route, folder)
-        tallies: list[Tally] = []
+        tally: Tally | None = None
         num_done, num_requests = 0, sum(map(len, shares))
         jobs = (
             delayed(_serve)(config, number, share, folder, rounds)
@@ -63,8 +62,8 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
         )
         try:
             served = Parallel(config.parallel.workers, return_as="generator", batch_size=1)(jobs)
-            for share, tally in zip(shares, served, strict=True):
-                tallies.append(tally)
+            for share, part in zip(shares, served, strict=True):
+                tally = part if tally is None else tally.merged(part)
                 num_done += len(share)
                 if progress is not None:
                     progress(Progress(done_count=num_done, total_count=num_requests, time_s=0.0))
@@ -74,9 +73,8 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
                 f"the run with fewer than {config.parallel.workers} workers"
             ) from error
         records = TableRecords.read([_folder(folder, number) for number in range(len(shares))])
-    measures |= run_measures(
-        config, places_of(config, deployment), records, reduce(Tally.merged, tallies)
-    )
+    assert tally is not None  # there is a replica
+    measures |= run_measures(config, places_of(config, deployment), records, tally)
     return Result(
         records=records, measures=measures, wall_s=time.perf_counter() - started, notes=notes
     )

@@ -7,7 +7,7 @@ Every page read from storage is counted once by its fate, such as used or evicte
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import fsum
@@ -325,11 +325,10 @@ def request_times(records: Sequence[RequestRecord]) -> dict[str, float | int]:
         for percent in PERCENTILES:
             summary[f"request/{name}_s_p{percent}"] = percentile(values_ns, percent) / SECOND_NS
     for part, known in (("queue", QUEUE_CAUSES), ("prefill", PREFILL_CAUSES)):
-        causes_ns = [getattr(record, f"{part}_for_ns") for record in finished]
+        total_ns = _sums(getattr(record, f"{part}_for_ns") for record in finished)
         for cause in known:
-            total_ns = sum(causes.get(cause, 0) for causes in causes_ns)
             key = f"request/{part}_{cause}_s_mean"
-            summary[key] = _ratio(total_ns, len(finished)) / SECOND_NS
+            summary[key] = _ratio(total_ns[cause], len(finished)) / SECOND_NS
     return summary
 
 
@@ -384,19 +383,23 @@ def _tokens(
 def _reasons(records: Sequence[RequestRecord], finished: Sequence[RequestRecord]) -> dict[str, int]:
     # no keys without recorded reasons, that is without `engine.explain`
     areas = {
-        "computed": [record.computed_for for record in finished],
-        "recomputed": [record.recomputed_for for record in records],
+        "computed": _sums(record.computed_for for record in finished),
+        "recomputed": _sums(record.recomputed_for for record in records),
     }
-    if not any(part for parts in areas.values() for part in parts):
+    if not any(areas.values()):
         return {}
-    keys = {
+    return {
         "computed/window_missing_tokens": sum(record.window_missing_len for record in finished),
         "computed/state_missing_tokens": sum(record.state_missing_len for record in finished),
+        **{f"{area}/{why}_tokens": sums[why] for area, sums in areas.items() for why in REASONS},
     }
-    for area, parts in areas.items():
-        for reason in REASONS:
-            keys[f"{area}/{reason}_tokens"] = sum(part.get(reason, 0) for part in parts)
-    return keys
+
+
+def _sums(parts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    totals: Counter[str] = Counter()
+    for part in parts:
+        totals.update(part)
+    return totals
 
 
 def _ratio(amount: float, count: float) -> float:

@@ -14,8 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from hicache.clock import SECOND_NS
 from hicache.observe.reasons import REASONS
 from hicache.results.metrics import PREFILL_CAUSES, QUEUE_CAUSES, RequestRecord, Status
@@ -46,17 +44,17 @@ class TableRecords(Sequence[RequestRecord]):
     def read(cls, run_dirs: Sequence[Path]) -> "TableRecords":
         """Read the records of several runs from their Parquet files, in order of their ids."""
         import pyarrow as pa
+        import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
         files = [pq.ParquetFile(each / FILES[0]) for each in run_dirs]
 
-        def column(name: str) -> Any:  # one at a time, since two tables would be in memory
+        def column(name: str) -> Any:  # one at a time takes half of the memory
             return pa.concat_tables([each.read([name]) for each in files])[name].combine_chunks()
 
-        order = np.argsort(column("id").to_numpy(), kind="stable")
-        return cls(
-            pa.table({each: column(each).take(order) for each in files[0].schema_arrow.names})
-        )
+        order = pc.sort_indices(column("id"))
+        names = files[0].schema_arrow.names
+        return cls(pa.table({name: column(name).take(order) for name in names}))
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -78,24 +76,21 @@ class _Columns(dict[str, Callable[[int], Any]]):
 
     def _made(self, name: str) -> Callable[[int], Any]:
         if name in PARTS:
-            names = set(self._table.column_names)
+            keys = {each: f"{name}_{each}" for each in PARTS[name]}
             own = [
-                (each, self[f"{name}_{each}"]) for each in PARTS[name] if f"{name}_{each}" in names
+                (each, self[key]) for each, key in keys.items() if key in self._table.column_names
             ]
             return lambda row: {each: value for each, column in own if (value := column(row))}
         column = self._table.column(name).combine_chunks()
         if name in TEXTS:
-            values = column.dictionary_encode()
+            values = column.cast("string").fill_null("").dictionary_encode()
             texts, places = values.dictionary.to_pylist(), values.indices.to_numpy()
             made = [Status(each) for each in texts] if name == "status" else texts
             return lambda row: made[places[row]]
-        if not column.null_count:
-            return memoryview(column.to_numpy()).__getitem__
-        numbers, is_null = (
-            column.fill_null(0).to_numpy(),
-            column.is_null().to_numpy(zero_copy_only=False),
+        get: Sequence[Any] = (
+            column.to_pylist() if column.null_count else memoryview(column.to_numpy())
         )
-        return lambda row: None if is_null[row] else numbers[row].item()
+        return get.__getitem__
 
 
 class _TableRecord:
@@ -152,22 +147,6 @@ def read_requests(run_dir: Path) -> "pd.DataFrame":
                 continue
             raise ValueError(f"{file} lacks a column of numbers {name}")
     return table
-
-
-def records_of(table: "pd.DataFrame") -> list[RequestRecord]:
-    """Return the records from which the table of a stored run was made."""
-    records = []
-    for row in table.astype(object).where(table.notna(), None).to_dict("records"):
-        parts: dict[str, Any] = {
-            name: {part: row[f"{name}_{part}"] for part in names if row.get(f"{name}_{part}")}
-            for name, names in PARTS.items()
-        }
-        own: dict[str, Any] = {
-            item.name: row[item.name] for item in fields(RequestRecord) if item.name in row
-        }
-        own["status"] = Status(own["status"])
-        records.append(RequestRecord(**own, **parts))
-    return records
 
 
 def has_requests(run_dir: Path) -> bool:

@@ -308,15 +308,10 @@ def request_times(records: Sequence[RequestRecord]) -> dict[str, float | int]:
         "request/prompt_tokens": sum(record.prompt_len for record in records),
         "request/output_tokens": sum(record.output_len for record in finished),
     }
-    times: dict[str, Sequence[float]] = {
-        "ttft": [record.ttft_ns or 0 for record in finished],
-        "e2e": [record.e2e_ns or 0 for record in finished],
-        "tpot": [record.tpot_ns for record in finished if record.tpot_ns is not None],
-    }
     is_handed = any(record.transfer_ns or record.restore_ns for record in records)
-    for part in TTFT_PARTS + (HANDOVER_PARTS if is_handed else ()):
-        times[part] = [getattr(record, f"{part}_ns") for record in finished]
-    for name, values_ns in times.items():
+    for name in ("ttft", "e2e", "tpot", *TTFT_PARTS, *(HANDOVER_PARTS if is_handed else ())):
+        known_ns = [getattr(record, f"{name}_ns") for record in finished]
+        values_ns = sorted(ns for ns in known_ns if ns is not None)
         # exact sums, so the order of requests cannot change them
         summary[f"request/{name}_s_mean"] = _ratio(fsum(values_ns), len(values_ns)) / SECOND_NS
         for percent in PERCENTILES:

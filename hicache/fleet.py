@@ -35,7 +35,6 @@ from hicache.workload.parts import Part, divide
 from hicache.workload.rounds import rounds_of
 from hicache.workload.workload import Workload
 
-KILLED = ("TerminatedWorkerError", "RayActorError", "ActorDiedError")  # of joblib and Ray
 # the requests of one replica: a part of a trace, or a list
 Share = Part | list[Request]
 
@@ -143,7 +142,7 @@ def _serve(
         played = play(own, deployment, places_of(own, deployment), workload)
     for record in played.records:
         record.engine, record.round = number, rounds.get(record.id, record.round)
-    _folder(folder, number).mkdir()
+    _folder(folder, number).mkdir(exist_ok=True)  # a killed worker may have made it
     write_requests(_folder(folder, number), played.records)
     return played.tally
 
@@ -168,14 +167,14 @@ def _served(jobs: Iterable[tuple[Any, ...]], num_workers: int) -> Iterator[Tally
             workers = ray.util.ActorPool([begin() for _ in range(num_workers)])
             yield from workers.map(lambda worker, job: worker.serve.remote(*job), jobs)
     except Exception as error:
-        if type(error).__name__ in KILLED:
-            raise ValueError(
-                "parallel.workers: a worker process was killed, perhaps for lack of memory: repeat "
-                f"the run with fewer than {num_workers} workers"
-            ) from error
         if hasattr(error, "cause"):  # Ray's error, which holds that of the worker
             raise error.cause from None
-        raise
+        if type(error).__module__.partition(".")[0] not in ("joblib", "ray"):
+            raise
+        raise ValueError(
+            "parallel.workers: a worker process was killed, perhaps for lack of memory: repeat the "
+            f"run with fewer than {num_workers} workers"
+        ) from error
 
 
 def _folder(folder: Path, number: int) -> Path:

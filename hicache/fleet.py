@@ -8,16 +8,14 @@ trace that names its sessions is divided line by line, and is never in memory as
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
 from joblib import Parallel, delayed
-from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from hicache.config import Arrivals, ExperimentConfig, TraceConfig
 from hicache.engine.build import world_of
@@ -51,39 +49,28 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
         ValueError: replicas depend on each other with these settings, or a worker was killed.
     """
     started, deployment = time.perf_counter(), deploy(config)
-    route = _refuse_bonds(config, deployment)
+    route = _route_of(config, deployment)
     with TemporaryDirectory(prefix="hicache-") as name:
         folder = Path(name)
         shares, notes, measures, rounds = _divided(config, deployment, route, folder)
-        tallies: list[Tally] = []
+        tally: Tally | None = None
         num_done, num_requests = 0, sum(map(len, shares))
-        jobs = (
-            delayed(_serve)(config, number, share, folder, rounds)
-            for number, share in enumerate(shares)
-        )
-        try:
-            served = Parallel(config.parallel.workers, return_as="generator", batch_size=1)(jobs)
-            for share, tally in zip(shares, served, strict=True):
-                tallies.append(tally)
-                num_done += len(share)
-                if progress is not None:
-                    progress(Progress(done_count=num_done, total_count=num_requests, time_s=0.0))
-        except TerminatedWorkerError as error:
-            raise ValueError(
-                "parallel.workers: a worker process was killed, perhaps for lack of memory: repeat "
-                f"the run with fewer than {config.parallel.workers} workers"
-            ) from error
+        jobs = ((config, number, share, folder, rounds) for number, share in enumerate(shares))
+        for share, part in zip(shares, _served(jobs, config.parallel.workers or 1), strict=True):
+            tally = part if tally is None else tally.merged(part)
+            num_done += len(share)
+            if progress is not None:
+                progress(Progress(done_count=num_done, total_count=num_requests, time_s=0.0))
         records = TableRecords.read([_folder(folder, number) for number in range(len(shares))])
-    measures |= run_measures(
-        config, places_of(config, deployment), records, reduce(Tally.merged, tallies)
-    )
+    assert tally is not None  # there is a replica
+    measures |= run_measures(config, places_of(config, deployment), records, tally)
     return Result(
         records=records, measures=measures, wall_s=time.perf_counter() - started, notes=notes
     )
 
 
-def _refuse_bonds(config: ExperimentConfig, deployment: Deployment) -> Route:
-    # returns how requests are routed
+def _route_of(config: ExperimentConfig, deployment: Deployment) -> Route:
+    # refuses replicas that depend on each other
     workload, route = config.workload, policy_of(world_of(config, deployment, lambda: 0)).route
     router = getattr(route, "__self__", None)
     bonds = {
@@ -155,9 +142,39 @@ def _serve(
         played = play(own, deployment, places_of(own, deployment), workload)
     for record in played.records:
         record.engine, record.round = number, rounds.get(record.id, record.round)
-    _folder(folder, number).mkdir()
+    _folder(folder, number).mkdir(exist_ok=True)  # a killed worker may have made it
     write_requests(_folder(folder, number), played.records)
     return played.tally
+
+
+class _Worker:
+    """A process of a Ray cluster."""
+
+    serve = staticmethod(_serve)
+
+
+def _served(jobs: Iterable[tuple[Any, ...]], num_workers: int) -> Iterator[Tally]:
+    # what the replicas of `jobs` counted, in this order
+    try:
+        if "RAY_ADDRESS" not in os.environ:
+            pool = Parallel(num_workers, return_as="generator", batch_size=1)
+            yield from pool(delayed(_serve)(*job) for job in jobs)
+        else:  # not by joblib, whose backend of Ray does not start a killed worker again
+            import ray
+
+            ray.init(ignore_reinit_error=True, include_dashboard=False, log_to_driver=False)
+            begin = ray.remote(max_restarts=3, max_task_retries=3)(_Worker).remote
+            workers = ray.util.ActorPool([begin() for _ in range(num_workers)])
+            yield from workers.map(lambda worker, job: worker.serve.remote(*job), jobs)
+    except Exception as error:
+        if hasattr(error, "cause"):  # Ray's error, which holds that of the worker
+            raise error.cause from None
+        if type(error).__module__.partition(".")[0] not in ("joblib", "ray"):
+            raise
+        raise ValueError(
+            "parallel.workers: a worker process was killed, perhaps for lack of memory: repeat the "
+            f"run with fewer than {num_workers} workers"
+        ) from error
 
 
 def _folder(folder: Path, number: int) -> Path:

@@ -31,6 +31,16 @@ class Killed:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class KilledOnce(Killed):
+    """Ends its process unless another one has done so."""
+
+    def on_hit(self, entry: object, request: object) -> None:
+        mark = Path(os.environ["FLEET_MARK"])
+        if not mark.exists():
+            mark.touch()
+            super().on_hit(entry, request)
+
+
 def results(result: Result) -> tuple[dict[str, float | int], dict[str, list[object]]]:
     return summarize(result.records, result.measures), columns_of(result.records)
 
@@ -144,3 +154,20 @@ def test_a_request_that_waits_for_another_replica_is_refused(
 def test_a_killed_worker_ends_the_run_with_an_error() -> None:
     with pytest.raises(ValueError, match="a worker process was killed"):
         fleet.run(config_of(*FLEET, *CHAT, "parallel.workers=2", OWN + "Killed"))
+
+
+def test_ray_gives_the_results_of_one_process_and_starts_killed_workers_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.setenv("FLEET_MARK", str(tmp_path / "killed"))
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    settings = (*FLEET, *CHAT, "parallel.workers=2")
+    try:
+        found = fleet.run(config_of(*settings, OWN + "KilledOnce"))
+        assert (tmp_path / "killed").exists()
+        with pytest.raises(ValueError, match="a worker process was killed"):
+            fleet.run(config_of(*settings, OWN + "Killed"))
+    finally:
+        ray.shutdown()
+    assert results(found) == results(experiment.run(config_of(*FLEET, *CHAT)))

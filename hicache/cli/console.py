@@ -1,8 +1,11 @@
-"""The console to print to, and a function that prints a table without cutting off text."""
+"""The console to print to, and functions that print a table without cutting off text."""
 
+from collections.abc import Iterable
+
+from rich import box
 from rich.console import Console
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Column, Table
 
 from hicache.config import ExperimentConfig
 
@@ -39,6 +42,15 @@ def show_table(terminal: Console, table: Table, *, wraps: bool = False) -> None:
         wide.print(table)
     for line in printed.get().splitlines():
         terminal.print(line.rstrip(), soft_wrap=True)
+
+
+def show_numbers(terminal: Console, headings: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    """Print a table of numbers, where a last cell without a heading stands on the left."""
+    columns = [Column(each, justify="right" if each else "left") for each in headings]
+    table = Table(*columns, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    show_table(terminal, table, wraps=True)
 
 
 def _console(width: int | None) -> Console:

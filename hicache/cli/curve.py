@@ -21,11 +21,9 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from rich import box
-from rich.table import Table
 
 from hicache.cli.command import in_one_sentence, parser_of
-from hicache.cli.console import console, show_table
+from hicache.cli.console import console, show_numbers
 from hicache.clock import SECOND_NS
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import deploy
@@ -140,12 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         terminal = console()
         terminal.print(f"{config.model.name}, {curve.description}")
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        for heading in ("cache, GiB", "LRU", "Belady"):
-            table.add_column(heading, justify="right")
-        for gib, *rates in rows:
-            table.add_row(f"{gib:,g}", *(f"{rate:.3f}" for rate in rates))
-        show_table(terminal, table)
+        table = [[f"{gib:,g}", f"{lru:.3f}", f"{belady:.3f}"] for gib, lru, belady in rows]
+        show_numbers(terminal, ("cache, GiB", "LRU", "Belady"), table)
         terminal.print(
             f"knee of LRU: {curve.knee_gib:,.0f} GiB; {curve.full_gib:,.0f} GiB hold all that is "
             f"used again (token hit rate {curve.lru(curve.full_gib):.3f})"

@@ -12,7 +12,7 @@ from pathlib import Path
 from hicache.cli.command import in_one_sentence, parser_of
 from hicache.cli.sweep import sum_up
 from hicache.cli.tables.groups import find_runs
-from hicache.results.requests_file import read_requests, records_of
+from hicache.results.requests_file import TableRecords, read_requests
 from hicache.runs.stored import CONFIG_FILE, flat, read_rows, read_summary, read_yaml
 
 
@@ -20,7 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of("hicache report", __doc__)
     parser.add_argument("runs", nargs="+", type=Path, help="directories of runs or of sweeps")
     options = parser.parse_args(arguments)
-    from hicache.results.report import write_report  # needs jinja2, which --help does not
+    from pyarrow import Table  # --help needs neither pyarrow nor jinja2
+
+    from hicache.results.report import write_report
 
     with in_one_sentence():
         for run in [run for path in options.runs for run in find_runs(path)]:
@@ -30,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 summary=read_summary(run),
                 rows=read_rows(run),
                 knobs=flat(read_yaml(run / CONFIG_FILE, dict)),
-                records=records_of(read_requests(run)),
+                records=TableRecords(Table.from_pandas(read_requests(run))),
             )
             print(page)
         for path in options.runs:

@@ -24,13 +24,10 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 
-from rich import box
-from rich.table import Table
-
 from hicache import experiment
 from hicache.cache.kinds import KIND_NAMES, MAMBA, SWA
 from hicache.cli.command import in_one_sentence, parser_of
-from hicache.cli.console import console, machines_of, show_table
+from hicache.cli.console import console, machines_of, show_numbers
 from hicache.cli.curve import KNEE, SIZES_GIB, curve_of, numbers
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import deploy
@@ -221,14 +218,10 @@ def show(config: ExperimentConfig, cells: Sequence[Cell], dollars_per_gib: float
         terminal.print("each engine has a host of its own")
     gain = max(cell.hit_rate for cell in cells) - cells[0].hit_rate
     still_rises = knee is cells[-1] and gain >= LEAST_GAIN
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     rows = [_row(cell, kind, dollars_per_gib) for cell in cells]
-    for heading in rows[0]:
-        table.add_column(heading, justify="right")
-    table.add_column("")
-    for cell, row in zip(cells, rows, strict=True):
-        table.add_row(*row.values(), "← knee" if cell is knee and not still_rises else "")
-    show_table(terminal, table, wraps=True)
+    marks = ["← knee" if cell is knee and not still_rises else "" for cell in cells]
+    table = [[*row.values(), mark] for row, mark in zip(rows, marks, strict=True)]
+    show_numbers(terminal, [*rows[0], ""], table)
     if kind is not None:
         kinds = deploy(config).kinds
         sizes = [size / kinds.units[each] for each, size in enumerate(kinds.page_bytes)]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from hicache.cache.tiers.transfer import FATES
@@ -25,6 +25,7 @@ OTHERS = (
     ("rejected", "cache/rejected_tokens"),
     ("aborted", "cache/aborted_tokens"),
 )
+OUTCOMES = {"drafts": speculation.outcome, "pipeline": pipeline.outcome, "jobs": jobs.outcome}
 COLUMNS = ("mean", "p50", "p95", "p99")
 TIMES = ("TTFT", "  queue", "  storage wait", "  load-back", "  prefill", "  transfer", "  restore")
 
@@ -99,11 +100,7 @@ def _title(outcome: Outcome) -> Text:
 
 
 def _tokens(summary: Mapping[str, float]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="Where every prompt token came from")
-    table.title_justify = "left"
-    table.add_column("")
-    table.add_column("tokens", justify="right")
-    table.add_column("share", justify="right")
+    table = _table("Where every prompt token came from", ("tokens", "share"))
     table.add_column("", width=BAR_WIDTH)
     counts = [summary[f"cache/{name.replace(' ', '_')}_tokens"] for name in TIERS]
     total = sum(counts)
@@ -119,18 +116,16 @@ def _tokens(summary: Mapping[str, float]) -> Table:
 
 
 def _times(summary: Mapping[str, float]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="Time to first token, and its parts")
-    table.title_justify = "left"
-    table.add_column("")
-    for heading in COLUMNS:
-        table.add_column(heading, justify="right", min_width=9)
-    parts = TTFT_PARTS + HANDOVER_PARTS
-    for title, name in zip(TIMES, ("ttft", *parts), strict=True):
-        if f"request/{name}_s_mean" not in summary:  # of separate engines
-            continue
-        cells = [seconds(summary[f"request/{name}_s_{k}"]) for k in COLUMNS]
-        table.add_row(title, *cells)
+    table = _table("Time to first token, and its parts", COLUMNS, min_width=9)
+    for title, name in zip(TIMES, ("ttft", *TTFT_PARTS, *HANDOVER_PARTS), strict=True):
+        if f"request/{name}_s_mean" in summary:  # some are of separate engines only
+            table.add_row(title, *(seconds(summary[f"request/{name}_s_{k}"]) for k in COLUMNS))
     return table
+
+
+def _table(title: str, numbers: Iterable[str], min_width: int | None = None) -> Table:
+    columns = [Column(each, justify="right", min_width=min_width) for each in numbers]
+    return Table("", *columns, box=box.SIMPLE_HEAD, title=title, title_justify="left")
 
 
 def _lines(outcome: Outcome) -> Sequence[str]:
@@ -145,9 +140,7 @@ def _lines(outcome: Outcome) -> Sequence[str]:
             f"{title} {' / '.join(seconds(summary[f'request/{name}_s_{k}']) for k in COLUMNS)}"
             for title, name in (("end to end", "e2e"), ("TPOT", "tpot"), ("ITL", "itl"))
         ),
-        *(f"drafts     {told}" for told in filter(None, [speculation.outcome(summary)])),
-        *(f"pipeline   {told}" for told in filter(None, [pipeline.outcome(summary)])),
-        *(f"jobs       {told}" for told in filter(None, [jobs.outcome(summary)])),
+        *(f"{name:<11}{told}" for name, of in OUTCOMES.items() if (told := of(summary))),
         f"queue      time by cause: {_shares(summary, 'request/queue_{}_s_mean', QUEUE_CAUSES)}",
         f"load       {loads(summary)}",
         *(f"  {line}" for line in stage_lines(summary)),

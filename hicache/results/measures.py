@@ -1,7 +1,7 @@
 """Metrics of a whole run that do not follow from its requests, such as GPU load and counts."""
 
 from collections.abc import Mapping, Sequence
-from math import fsum
+from math import fsum, inf
 
 import numpy as np
 
@@ -38,12 +38,11 @@ def run_measures(
         for name, count in counters.items()
         if not (name.startswith("cache/") or name.endswith("_ns"))
     }
-    discarded = [
-        count for name, count in counters.items() if name.startswith("prefetch/discarded_")
-    ]
     span_s = _span_s([record.arrival_ns for record in records])
     measures |= {
-        "prefetch/discarded_pages": sum(discarded),
+        "prefetch/discarded_pages": sum(
+            count for name, count in counters.items() if name.startswith("prefetch/discarded_")
+        ),
         **tally.gaps.seconds(),
         **_load(config.storage, deployment, records, counters, span_s, tally.num_engines),
         "load/closed_loop": int(not config.workload.is_timed),
@@ -58,8 +57,7 @@ def run_measures(
         part = [each for each in records if stage.start_ns <= each.arrival_ns < stage.end_ns]
         stage_s = (stage.end_ns - stage.start_ns) / SECOND_NS
         found = _load(config.storage, deployment, part, stage.counters, stage_s, tally.num_engines)
-        times = request_times(part)
-        found |= {key: times[key] for key in STAGE_TIMES}
+        found |= {key: value for key, value in request_times(part).items() if key in STAGE_TIMES}
         measures |= {f"stage_{stage.number:02d}/{key}": value for key, value in found.items()}
     if deployment.stages and config.executor.kind == "simulated":  # real ones compute in turn
         measures |= pipeline_measures(deployment, counters)
@@ -82,9 +80,7 @@ def _load(
         if record.output_len  # finished, or aborted after the answer had begun
     ]
     read, write = (counters[f"transfer/storage_{side}_bytes"] for side in ("read", "write"))
-    shared = 0.0
-    if storage.shared_gbps is not None:
-        shared = (read + write) / span_s / (storage.shared_gbps * 1e9)
+    shared = (read + write) / span_s / ((storage.shared_gbps or inf) * 1e9)
     return {
         "load/rho_gpu": _utilisation(deployment.cost, lengths, span_s, num_engines),
         "load/rho_read": max(read / span_s / (storage.read_gbps * 1e9), shared),

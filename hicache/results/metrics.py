@@ -7,7 +7,7 @@ Every page read from storage is counted once by its fate, such as used or evicte
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import fsum
@@ -293,14 +293,11 @@ def check(record: RequestRecord) -> None:
         names += HANDOVER_PARTS
     for part, part_ns in zip(names, parts_ns, strict=True):
         assert part_ns >= 0, f"request {record.id} spent {part_ns} ns in {part}"
-    waited_ns = record.ttft_ns
-    if waited_ns is None and record.finish_ns is not None:
-        waited_ns = record.finish_ns - record.arrival_ns
-    if waited_ns is not None:
-        assert sum(parts_ns) == waited_ns, (
-            f"request {record.id} waited {waited_ns} ns for its first token, and the parts "
-            f"{dict(zip(names, parts_ns, strict=True))} = {sum(parts_ns)}"
-        )
+    waited_ns = record.e2e_ns if record.ttft_ns is None else record.ttft_ns
+    assert waited_ns in (None, sum(parts_ns)), (
+        f"request {record.id} waited {waited_ns} ns for its first token, and the parts "
+        f"{dict(zip(names, parts_ns, strict=True))} = {sum(parts_ns)}"
+    )
 
 
 def request_times(records: Sequence[RequestRecord]) -> dict[str, float | int]:
@@ -311,25 +308,19 @@ def request_times(records: Sequence[RequestRecord]) -> dict[str, float | int]:
         "request/prompt_tokens": sum(record.prompt_len for record in records),
         "request/output_tokens": sum(record.output_len for record in finished),
     }
-    times: dict[str, Sequence[float]] = {
-        "ttft": [record.ttft_ns or 0 for record in finished],
-        "e2e": [record.e2e_ns or 0 for record in finished],
-        "tpot": [record.tpot_ns for record in finished if record.tpot_ns is not None],
-    }
     is_handed = any(record.transfer_ns or record.restore_ns for record in records)
-    for part in TTFT_PARTS + (HANDOVER_PARTS if is_handed else ()):
-        times[part] = [getattr(record, f"{part}_ns") for record in finished]
-    for name, values_ns in times.items():
+    for name in ("ttft", "e2e", "tpot", *TTFT_PARTS, *(HANDOVER_PARTS if is_handed else ())):
+        known_ns = [getattr(record, f"{name}_ns") for record in finished]
+        values_ns = sorted(ns for ns in known_ns if ns is not None)
         # exact sums, so the order of requests cannot change them
         summary[f"request/{name}_s_mean"] = _ratio(fsum(values_ns), len(values_ns)) / SECOND_NS
         for percent in PERCENTILES:
             summary[f"request/{name}_s_p{percent}"] = percentile(values_ns, percent) / SECOND_NS
     for part, known in (("queue", QUEUE_CAUSES), ("prefill", PREFILL_CAUSES)):
-        causes_ns = [getattr(record, f"{part}_for_ns") for record in finished]
+        total_ns = _sums(getattr(record, f"{part}_for_ns") for record in finished)
         for cause in known:
-            total_ns = sum(causes.get(cause, 0) for causes in causes_ns)
             key = f"request/{part}_{cause}_s_mean"
-            summary[key] = _ratio(total_ns, len(finished)) / SECOND_NS
+            summary[key] = _ratio(total_ns[cause], len(finished)) / SECOND_NS
     return summary
 
 
@@ -384,19 +375,23 @@ def _tokens(
 def _reasons(records: Sequence[RequestRecord], finished: Sequence[RequestRecord]) -> dict[str, int]:
     # no keys without recorded reasons, that is without `engine.explain`
     areas = {
-        "computed": [record.computed_for for record in finished],
-        "recomputed": [record.recomputed_for for record in records],
+        "computed": _sums(record.computed_for for record in finished),
+        "recomputed": _sums(record.recomputed_for for record in records),
     }
-    if not any(part for parts in areas.values() for part in parts):
+    if not any(areas.values()):
         return {}
-    keys = {
+    return {
         "computed/window_missing_tokens": sum(record.window_missing_len for record in finished),
         "computed/state_missing_tokens": sum(record.state_missing_len for record in finished),
+        **{f"{area}/{why}_tokens": sums[why] for area, sums in areas.items() for why in REASONS},
     }
-    for area, parts in areas.items():
-        for reason in REASONS:
-            keys[f"{area}/{reason}_tokens"] = sum(part.get(reason, 0) for part in parts)
-    return keys
+
+
+def _sums(parts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    totals: Counter[str] = Counter()
+    for part in parts:
+        totals.update(part)
+    return totals
 
 
 def _ratio(amount: float, count: float) -> float:

@@ -52,26 +52,29 @@ class Gaps(NamedTuple):
     """Times between two tokens of an answer, each with the number of requests that had it.
 
     Attributes:
-        ns: [G] int64, in nanoseconds.
+        ns: [G] int64, in nanoseconds, rising.
         counts: [G] int64.
     """
 
     ns: NDArray[np.int64]
     counts: NDArray[np.int64]
 
+    @classmethod
+    def of(cls, ns: NDArray[np.int64], counts: NDArray[np.int64]) -> "Gaps":
+        """Make gaps of times in any order, which may be equal."""
+        distinct, places = np.unique(ns, return_inverse=True)
+        totals = np.zeros(len(distinct), np.int64)
+        np.add.at(totals, places, counts)
+        return cls(distinct, totals)
+
     def merged(self, other: "Gaps") -> "Gaps":
-        ns, places = np.unique(np.append(self.ns, other.ns), return_inverse=True)
-        counts = np.zeros(len(ns), np.int64)
-        np.add.at(counts, places, np.append(self.counts, other.counts))
-        return Gaps(ns, counts)
+        return self.of(np.append(self.ns, other.ns), np.append(self.counts, other.counts))
 
     def seconds(self) -> dict[str, float]:
         """Return the mean and the percentiles in seconds, by the names of their metrics."""
-        values, weights = np.append(0, self.ns), np.append(0, self.counts)
-        order = np.argsort(values)
-        ranks = weights[order].cumsum()
-        found = {"mean": int(values @ weights) / max(ranks[-1], 1)} | {
-            f"p{percent}": values[order][np.searchsorted(ranks, percent / 100 * ranks[-1])]
+        values, ranks = np.append(0, self.ns), np.append(0, self.counts.cumsum())
+        found = {"mean": int(self.ns @ self.counts) / max(ranks[-1], 1)} | {
+            f"p{percent}": values[np.searchsorted(ranks, percent / 100 * ranks[-1])]
             for percent in PERCENTILES
         }
         return {f"request/itl_s_{name}": float(ns) / SECOND_NS for name, ns in found.items()}
@@ -261,7 +264,7 @@ class Recorder:
         is_gap = np.ones(len(times), bool)  # between this time and the one before it
         is_gap[lengths.cumsum() - lengths] = False
         counts = np.array([run.num_counted for run in runs])
-        return Gaps(np.diff(times, prepend=0)[is_gap], np.repeat(counts, lengths - 1))
+        return Gaps.of(np.diff(times, prepend=0)[is_gap], np.repeat(counts, lengths - 1))
 
     def rejected(
         self, req: RequestState, reason: str, followers: Sequence[Request], engine: int, now_ns: int

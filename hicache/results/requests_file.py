@@ -8,9 +8,8 @@ and `e2e_s` follow from them.
 import csv
 import gzip
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,70 +38,70 @@ class TableRecords(Sequence[RequestRecord]):
 
     def __init__(self, table: "pa.Table") -> None:
         self.table = table
-        self._columns: dict[str, Callable[[int], Any]] = {}
+        self._columns = _Columns(table)
 
     @classmethod
     def read(cls, run_dirs: Sequence[Path]) -> "TableRecords":
         """Read the records of several runs from their Parquet files, in order of their ids."""
         import pyarrow as pa
+        import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
-        tables = [pq.read_table(each / FILES[0]) for each in run_dirs]
-        return cls(pa.concat_tables(tables).sort_by("id"))
+        files = [pq.ParquetFile(each / FILES[0]) for each in run_dirs]
+
+        def column(name: str) -> Any:  # one at a time takes half of the memory
+            return pa.concat_tables([each.read([name]) for each in files])[name].combine_chunks()
+
+        order = pc.sort_indices(column("id"))
+        names = files[0].schema_arrow.names
+        return cls(pa.table({name: column(name).take(order) for name in names}))
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
     def __getitem__(self, place: Any) -> Any:
-        return _TableRecord(self, range(len(self))[place])
+        return _TableRecord(self._columns, range(len(self))[place])
 
-    def column(self, name: str) -> Callable[[int], Any]:
-        """Return a function that returns the value of a field in a row."""
-        if name not in self._columns:
-            self._columns[name] = self._made(name)
-        return self._columns[name]
+
+class _Columns(dict[str, Callable[[int], Any]]):
+    """Functions that return the value of a field in a row."""
+
+    def __init__(self, table: "pa.Table") -> None:
+        super().__init__()
+        self._table = table
+
+    def __missing__(self, name: str) -> Callable[[int], Any]:
+        self[name] = made = self._made(name)
+        return made
 
     def _made(self, name: str) -> Callable[[int], Any]:
         if name in PARTS:
-            there = [each for each in PARTS[name] if f"{name}_{each}" in self.table.column_names]
-            return partial(_TableParts, {each: self.column(f"{name}_{each}") for each in there})
-        column = self.table.column(name)
+            keys = {each: f"{name}_{each}" for each in PARTS[name]}
+            own = [
+                (each, self[key]) for each, key in keys.items() if key in self._table.column_names
+            ]
+            return lambda row: {each: value for each, column in own if (value := column(row))}
+        column = self._table.column(name).combine_chunks()
         if name in TEXTS:
-            values = column.combine_chunks().dictionary_encode()
+            values = column.cast("string").fill_null("").dictionary_encode()
             texts, places = values.dictionary.to_pylist(), values.indices.to_numpy()
             made = [Status(each) for each in texts] if name == "status" else texts
             return lambda row: made[places[row]]
-        numbers, is_null = column.fill_null(0).to_numpy(), column.is_null().to_numpy()
-        return lambda row: None if is_null[row] else numbers[row].item()
+        get: Sequence[Any] = (
+            column.to_pylist() if column.null_count else memoryview(column.to_numpy())
+        )
+        return get.__getitem__
 
 
 class _TableRecord:
-    __slots__ = ("_row", "_table")
+    __slots__ = ("_columns", "_row")
     ttft_ns, e2e_ns, tpot_ns = RequestRecord.ttft_ns, RequestRecord.e2e_ns, RequestRecord.tpot_ns
 
-    def __init__(self, table: TableRecords, row: int) -> None:
-        self._table, self._row = table, row
-
-    def __getattr__(self, name: str) -> Any:
-        return self._table.column(name)(self._row)
-
-
-class _TableParts(Mapping[str, int]):
-    """The parts of a total of one record that are not zero."""
-
-    __slots__ = ("_columns", "_row")
-
-    def __init__(self, columns: Mapping[str, Callable[[int], int]], row: int) -> None:
+    def __init__(self, columns: _Columns, row: int) -> None:
         self._columns, self._row = columns, row
 
-    def __getitem__(self, name: str) -> int:
+    def __getattr__(self, name: str) -> Any:
         return self._columns[name](self._row)
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, value in self._columns.items() if value(self._row))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 def write_requests(out_dir: Path, records: Sequence[RequestRecord]) -> Path:
@@ -148,22 +147,6 @@ def read_requests(run_dir: Path) -> "pd.DataFrame":
                 continue
             raise ValueError(f"{file} lacks a column of numbers {name}")
     return table
-
-
-def records_of(table: "pd.DataFrame") -> list[RequestRecord]:
-    """Return the records from which the table of a stored run was made."""
-    records = []
-    for row in table.astype(object).where(table.notna(), None).to_dict("records"):
-        parts: dict[str, Any] = {
-            name: {part: row[f"{name}_{part}"] for part in names if row.get(f"{name}_{part}")}
-            for name, names in PARTS.items()
-        }
-        own: dict[str, Any] = {
-            item.name: row[item.name] for item in fields(RequestRecord) if item.name in row
-        }
-        own["status"] = Status(own["status"])
-        records.append(RequestRecord(**own, **parts))
-    return records
 
 
 def has_requests(run_dir: Path) -> bool:

@@ -142,12 +142,7 @@ class Feeder:
         return Dropped(gone, self._before_end(self._start_trees(now_ns)))
 
     def _settle(self, request_id: int) -> None:
-        if request_id not in self._unsettled:
-            raise ValueError(
-                f"request {request_id} was already answered or dropped, or is not part "
-                "of this workload"
-            )
-        self._unsettled.remove(request_id)
+        settle(self._unsettled, request_id)
         root_id = self._root_of[request_id]
         self._tree_left[root_id] -= 1
         if not self._tree_left[root_id]:
@@ -167,6 +162,14 @@ class Feeder:
             self._free_places -= 1
             started.append((now_ns, self._waiting_roots.popleft()))
         return started
+
+
+def settle(unsettled: set[int], request_id: int) -> None:
+    if request_id not in unsettled:
+        raise ValueError(
+            f"request {request_id} was already answered or dropped, or is not part of this workload"
+        )
+    unsettled.remove(request_id)
 
 
 def _in_order(releases: list[Release]) -> list[Release]:

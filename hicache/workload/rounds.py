@@ -17,7 +17,7 @@ import numpy as np
 from hicache.clock import to_ns
 from hicache.config import PrefixesConfig, RoundsConfig, WorkloadConfig
 from hicache.request import Request
-from hicache.workload.feeder import Dropped, Feeder, Release, Releases
+from hicache.workload.feeder import Dropped, Feeder, Release, Releases, settle
 
 
 def make_feeder(requests: Sequence[Request], config: WorkloadConfig, *, seed: int) -> Releases:
@@ -75,7 +75,7 @@ class RoundFeeder:
         self._parallel = config.in_flight
         self._barrier = config.barrier
         self._draws = config.ready_queue == "random"
-        self._unsettled = {request.id: request for request in requests}
+        self._unsettled = {request.id for request in requests}
         self._child = {each.parent_id: each for each in requests if each.parent_id is not None}
         self._round = rounds_of(requests)
         # number of unsettled requests, by round
@@ -110,12 +110,7 @@ class RoundFeeder:
         return Dropped(gone, self._send(now_ns))
 
     def _settle(self, request_id: int) -> None:
-        if request_id not in self._unsettled:
-            raise ValueError(
-                f"request {request_id} was already answered or dropped, or is not part "
-                "of this workload"
-            )
-        del self._unsettled[request_id]
+        settle(self._unsettled, request_id)
         self._left[self._round[request_id]] -= 1
 
     def _send(self, now_ns: int) -> list[Release]:

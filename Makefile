@@ -19,6 +19,9 @@ help:  ## list the targets
 
 setup: $(READY)  ## install into .venv (LOCKED=1: the versions of requirements-dev.txt)
 
+# modules are compiled when they are first imported: pip would compile 17,000 of them, one by one
+INSTALL := $(BIN)/pip install --quiet --no-compile
+
 # torch goes first: what comes after keeps it. With a GPU it is the default (CUDA) build, without
 # one the small CPU build, where its index answers within a few seconds.
 $(READY): pyproject.toml
@@ -26,15 +29,15 @@ $(READY): pyproject.toml
 	    f"Python 3.11 or later is needed, but $(PYTHON) is {v[0]}.{v[1]}: use make PYTHON=...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@if command -v nvidia-smi >/dev/null 2>&1; then \
-	    set -x; $(BIN)/pip install --quiet torch; \
+	    set -x; $(INSTALL) torch; \
 	elif $(BIN)/python -c 'from urllib.request import urlopen; \
 	    urlopen("$(CPU_INDEX)/torch/", timeout=5)' >/dev/null 2>&1; then \
-	    set -x; $(BIN)/pip install --quiet '$(TORCH)' --index-url $(CPU_INDEX); \
+	    set -x; $(INSTALL) '$(TORCH)' --index-url $(CPU_INDEX); \
 	else \
-	    set -x; $(BIN)/pip install --quiet '$(TORCH)'; \
+	    set -x; $(INSTALL) '$(TORCH)'; \
 	fi
-	$(if $(LOCKED),$(BIN)/pip install --quiet --no-deps --require-hashes -r requirements-dev.txt)
-	$(BIN)/pip install --quiet -e '.[dev]'
+	$(if $(LOCKED),$(INSTALL) --no-deps --require-hashes -r requirements-dev.txt)
+	$(INSTALL) -e '.[dev]'
 	@touch $@
 
 replay: $(READY)  ## replay the built-in workload: make replay ARGS="prefetch.stop=best_effort"

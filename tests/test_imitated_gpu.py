@@ -170,57 +170,41 @@ for name, (script, *arguments) in json.loads(sys.argv[1]).items():
     print(name, os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 """
 SCRIPTS = {
-    "refused": (REFUSED,),
-    "step": (STEP,),
-    "waits": (LOAD_BACK, "wait"),
-    "does not wait": (LOAD_BACK, "no wait"),
-    "bench": (BENCH,),
-    "tests": (TESTS, "tests/executor/test_step_on_gpu.py", "tests/kernels/test_on_gpu.py"),
+    "the imitation refuses what a GPU refuses": (REFUSED,),
+    "64 decodes of 32 layers launch 10 kernels a layer at most and wait once": (STEP,),
+    "a step whose layers wait reads what a late stream brings": (LOAD_BACK, "wait"),
+    "a step whose layers do not wait reads what was there before": (LOAD_BACK, "no wait"),
+    "the bench of copies runs its peers and operations": (BENCH,),
+    "the tests for a GPU pass": (
+        *(TESTS, "tests/executor/test_step_on_gpu.py", "tests/kernels/test_on_gpu.py"),
+    ),
 }
+SOAK = {"all tests of kernels for a GPU pass": (TESTS, "tests/kernels")}
 
 
-def codes_of(scripts, folder):
+def ran(scripts, folder):
+    """The exit code of each script, and what it printed."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_DEFAULT_FP_FUSION": "1"}
-    ran = subprocess.run(
+    forking = subprocess.run(
         [sys.executable, "-c", FORKING, json.dumps(scripts), folder],
         capture_output=True, text=True, env=environment, check=True,
     )  # fmt: skip
-    return dict(line.rsplit(" ", 1) for line in ran.stdout.splitlines())
+    codes = dict(line.rsplit(" ", 1) for line in forking.stdout.splitlines())
+    return {name: (codes[name], (folder / name).read_text()[-8000:]) for name in scripts}
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
-    """The exit code of each script, and the folder with what they printed."""
-    folder = tmp_path_factory.mktemp("imitated")
-    return codes_of(SCRIPTS, folder), folder
+def found(tmp_path_factory):
+    return ran(SCRIPTS, tmp_path_factory.mktemp("imitated"))
 
 
-def passes(ran, name):
-    codes, folder = ran
-    assert codes[name] == "0", (folder / name).read_text()[-8000:]
-
-
-def test_the_imitation_refuses_what_a_gpu_refuses(ran):
-    passes(ran, "refused")
-
-
-def test_64_decodes_of_32_layers_launch_10_kernels_a_layer_at_most_and_wait_once(ran):
-    passes(ran, "step")
-
-
-@pytest.mark.parametrize("name", ["waits", "does not wait"])
-def test_a_step_reads_pages_of_a_late_load_back_only_if_its_layers_wait(name, ran):
-    passes(ran, name)
-
-
-def test_the_bench_of_copies_runs_peers_and_operations_on_the_imitation(ran):
-    passes(ran, "bench")
-
-
-def test_the_tests_for_a_gpu_pass_on_the_imitation(ran):
-    passes(ran, "tests")
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_holds_on_the_imitation(name, found):
+    code, printed = found[name]
+    assert code == "0", printed
 
 
 @pytest.mark.soak
-def test_all_tests_of_kernels_pass_on_the_imitation(tmp_path):
-    passes((codes_of({"tests": (TESTS, "tests/kernels")}, tmp_path), tmp_path), "tests")
+def test_all_tests_of_kernels_hold_on_the_imitation(tmp_path):
+    ((code, printed),) = ran(SOAK, tmp_path).values()
+    assert code == "0", printed

@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 from joblib import Parallel, delayed
+from joblib.externals.loky import get_reusable_executor
 
 from hicache.config import Arrivals, ExperimentConfig, TraceConfig
 from hicache.engine.build import world_of
@@ -159,6 +160,7 @@ def _served(jobs: Iterable[tuple[Any, ...]], num_workers: int) -> Iterator[Tally
         if "RAY_ADDRESS" not in os.environ:
             pool = Parallel(num_workers, return_as="generator", batch_size=1)
             yield from pool(delayed(_serve)(*job) for job in jobs)
+            get_reusable_executor().shutdown()  # the summary needs the memory of its processes
         else:  # not by joblib, whose backend of Ray does not start a killed worker again
             import ray
 

@@ -60,10 +60,20 @@ def test_a_condition_replaces_settings_and_seeds_of_its_finding() -> None:
     )
     assert next(run[3][:2] for run in second.runs()) == ["a=1", "a=3"]
     assert {run[0] for run in second.runs()} == {4}
+    own = {**FOUND, "conditions": {"own": {"arms": {"new": ["b=3"]}}}}
+    assert conditions_of(own)[0].arms == {"new": ["b=3"]}
 
 
 def test_tables_show_points_of_rates_and_percent_of_times() -> None:
     assert "| first | +10.0 [+10.0, +10.0] **holds** |" in claims_table(FOUND, {"first": ARMS})
+    claims = [{**FOUND["claims"][0], "says": "fewer", "metric": "z_count"}, *FOUND["claims"]]
+    both = {
+        arm: {**found, "z_count": [[0.0], [1.0], [place]]}
+        for place, (arm, found) in enumerate(ARMS.items())
+    }
+    table = claims_table({**FOUND, "claims": claims}, {"first": both})
+    assert "| condition | fewer | more hits |" in table
+    assert "| first | +0.3 [-1.1, +1.8] open | +10.0 [+10.0, +10.0] **holds** |" in table
     table = {"arms": "first", "over": "old", "metrics": {"y_s": "time"}}
     assert "| new | 4.67 | +100.0 % [+100.0, +100.0] |" in arms_table(FOUND, {"first": ARMS}, table)
 

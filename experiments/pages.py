@@ -138,7 +138,7 @@ def _blocks(found: Mapping[str, Any], metric: str) -> list[float]:
 
 
 def effect(arms: Mapping[str, Any], arm: str, over: str, metric: str) -> Estimate:
-    """Return what `arm` has more of a metric than `over`: points, a number of events, or percent."""
+    """Return what `arm` has more of a metric than `over`: points, events or percent."""
     base, other = (_blocks(arms[each], metric) for each in (over, arm))
     if not _is_difference(metric) and (found := ratio(base, other)) is not None:
         return found
@@ -196,7 +196,7 @@ def claims_table(finding: Finding, results: Results) -> str:
 
 
 def index(found: Mapping[str, Finding]) -> str:
-    """Return a table of all claims, with the conditions where they hold, are open or reverse."""
+    """Return a table of tried claims, with the conditions where they hold, are open or reverse."""
     verdicts = "**holds**", "open", "*reverses*"
     lines = [["page", "claim", *(each.strip("*") for each in verdicts)]]
     for name, finding in found.items():
@@ -207,8 +207,9 @@ def index(found: Mapping[str, Finding]) -> str:
             for condition, arms in results.items():
                 if (seen := told(claim, arms)) is not None:
                     where[seen[1]].append(condition.strip("… "))
-            cells = ("; ".join(each) for each in where.values())
-            lines.append([f"[{name}]({name}.md)", claim["says"], *cells])
+            if any(where.values()):
+                cells = ("; ".join(each) for each in where.values())
+                lines.append([f"[{name}]({name}.md)", claim["says"], *cells])
     return _markdown(lines)
 
 

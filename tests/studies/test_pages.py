@@ -4,6 +4,7 @@ import json
 import os
 import re
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 import yaml
@@ -104,10 +105,10 @@ def test_text_replaces_what_stands_between_the_marks() -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_run_of_a_page_has_settings_that_exist(name: str) -> None:
-    for condition in conditions_of(PAGES[name]):
+def test_arms_and_conditions_of_a_page_have_settings_that_exist(name: str) -> None:
+    for number, condition in enumerate(conditions_of(PAGES[name])):
         first = replace(condition, blocks=condition.blocks[:1], seeds=condition.seeds[:1])
-        for *_, overrides in first.runs():
+        for *_, overrides in islice(first.runs(), None if number == 0 else 1):
             config_of(*overrides)
 
 

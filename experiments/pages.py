@@ -85,11 +85,14 @@ def conditions_of(finding: Finding) -> list[Condition]:
     conditions = []
     for name, own in finding.get("conditions", {}).items():
         found = {**finding, **own}
+        arms = found["arms"]  # names, or arms of the condition's own
+        if not isinstance(arms, Mapping):
+            arms = {each: finding["arms"][each] for each in arms}
         conditions.append(
             Condition(
                 name=name,
                 settings=[*finding["settings"], *own.get("settings", ())],
-                arms={each: finding["arms"][each] for each in own.get("arms", finding["arms"])},
+                arms=arms,
                 blocks=[f"workload.slice={each}" for each in found.get("blocks", ())] or [""],
                 seeds=found["seeds"],
             )
@@ -135,9 +138,9 @@ def _blocks(found: Mapping[str, Any], metric: str) -> list[float]:
 
 
 def effect(arms: Mapping[str, Any], arm: str, over: str, metric: str) -> Estimate:
-    """Return what `arm` has more of a metric than `over`: points of a rate, else percent."""
+    """Return what `arm` has more of a metric than `over`: points, events or percent."""
     base, other = (_blocks(arms[each], metric) for each in (over, arm))
-    if not _is_rate(metric) and (found := ratio(base, other)) is not None:
+    if not _is_difference(metric) and (found := ratio(base, other)) is not None:
         return found
     return difference(base, other)
 
@@ -146,12 +149,16 @@ def _is_rate(metric: str) -> bool:
     return metric.endswith(("_rate", "_share"))
 
 
+def _is_difference(metric: str) -> bool:
+    return _is_rate(metric) or metric.endswith("_count")
+
+
 def shown(found: Estimate, metric: str) -> str:
-    unit = "" if _is_rate(metric) else " %"
-    middle = f"{100 * found.middle:+.1f}{unit}"
+    scale = 1 if metric.endswith("_count") else 100
+    middle = f"{scale * found.middle:+.1f}{'' if _is_difference(metric) else ' %'}"
     if found.interval is None:
         return middle
-    return f"{middle} [{', '.join(f'{100 * end:+.1f}' for end in found.interval)}]"
+    return f"{middle} [{', '.join(f'{scale * end:+.1f}' for end in found.interval)}]"
 
 
 def verdict(found: Estimate, wants: str | float) -> str:
@@ -178,17 +185,18 @@ def told(claim: Mapping[str, Any], arms: Mapping[str, Any]) -> tuple[str, str] |
 
 
 def claims_table(finding: Finding, results: Results) -> str:
-    claims = finding["claims"]
-    lines = [["condition", *(each["says"] for each in claims)]]
+    # one table for the conditions that have the arms of the same claims
+    tables: dict[tuple[str, ...], list[list[str]]] = {}
     for condition, arms in results.items():
-        cells = [" ".join(told(claim, arms) or ()) for claim in claims]
-        if any(cells):
-            lines.append([condition + _limits(arms), *cells])
-    return _markdown(lines)
+        seen = [(each["says"], " ".join(told(each, arms) or ())) for each in finding["claims"]]
+        if claims := {says: cell for says, cell in seen if cell}:
+            row = [condition + _limits(arms), *claims.values()]
+            tables.setdefault(tuple(claims), []).append(row)
+    return "\n\n".join(_markdown([["condition", *each], *rows]) for each, rows in tables.items())
 
 
 def index(found: Mapping[str, Finding]) -> str:
-    """Return a table of all claims, with the conditions where they hold, are open or reverse."""
+    """Return a table of tried claims, with the conditions where they hold, are open or reverse."""
     verdicts = "**holds**", "open", "*reverses*"
     lines = [["page", "claim", *(each.strip("*") for each in verdicts)]]
     for name, finding in found.items():
@@ -199,8 +207,9 @@ def index(found: Mapping[str, Finding]) -> str:
             for condition, arms in results.items():
                 if (seen := told(claim, arms)) is not None:
                     where[seen[1]].append(condition.strip("… "))
-            cells = ("; ".join(each) for each in where.values())
-            lines.append([f"[{name}]({name}.md)", claim["says"], *cells])
+            if any(where.values()):
+                cells = ("; ".join(each) for each in where.values())
+                lines.append([f"[{name}]({name}.md)", claim["says"], *cells])
     return _markdown(lines)
 
 

@@ -1,10 +1,11 @@
-"""A script in a copy of the test's process, which has imported what the script imports."""
+"""Functions and scripts in a copy of the test's process, which has imported what they import."""
 
 import multiprocessing
 import os
 import runpy
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -21,18 +22,22 @@ def _run(script: Path, folder: Path, printed: Path) -> None:
     sys.stdout.flush()
 
 
+def forked(function: Callable[..., object], *arguments: object) -> int:
+    """Call a function in a copy of this process; return the exit code."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded")
+        process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
+        process.start()
+    process.join()
+    return process.exitcode or 0
+
+
 def run_script(script: Path, folder: Path, printed: Path) -> str:
     """Run a script in a folder as `python SCRIPT` does; return what it printed.
 
     Raises:
         AssertionError: the script failed.
     """
-    with warnings.catch_warnings(action="ignore"):  # that a process with threads forks
-        process = multiprocessing.get_context("fork").Process(
-            target=_run, args=(script, folder, printed)
-        )
-        process.start()
-    process.join()
-    text = printed.read_text()
-    assert process.exitcode == 0, text
+    code, text = forked(_run, script, folder, printed), printed.read_text()
+    assert code == 0, text
     return text

@@ -1,6 +1,5 @@
 """`hicache run --until`: seeds are added until the interval of a metric is narrow."""
 
-import multiprocessing
 import re
 import sys
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ import pytest
 
 from hicache.cli import run, until
 from hicache.results import figures
+from tests.forked import forked
 
 SMALL = (
     *("workload=chat", "workload.num_sessions=10", "storage=none", "model=llama3_8b"),
@@ -33,10 +33,7 @@ def forking(monkeypatch: pytest.MonkeyPatch) -> None:
     def sweep(command: Sequence[str], *, check: bool) -> CompletedProcess[str]:
         assert command[:4] == [sys.executable, "-m", "hicache", "run"]
         monkeypatch.setattr(sys, "argv", ["hicache run", *command[4:]])
-        process = multiprocessing.get_context("fork").Process(target=run.main)
-        process.start()
-        process.join()
-        return CompletedProcess(command, process.exitcode or 0)
+        return CompletedProcess(command, forked(run.main))
 
     monkeypatch.setattr(until, "subprocess", SimpleNamespace(run=sweep))
     monkeypatch.setattr(figures, "save", lambda figure, path: path.touch())

@@ -1,5 +1,4 @@
 import json
-import multiprocessing
 import resource
 import signal
 import subprocess
@@ -12,6 +11,7 @@ import pytest
 from hicache.config import TrackerConfig, WandbMode
 from hicache.results.tracking import Tracker, plain, write_json
 from tests.conftest import row_at
+from tests.forked import forked
 
 CONFIG = {"seed": 3, "cache": {"page_size": 64, "write_policy": "write_back"}}
 OFFLINE = TrackerConfig(project="bench")
@@ -155,11 +155,7 @@ def log_on_a_full_disk(out_dir, num_bytes, row, summary):
 
 
 def test_a_full_disk_leaves_no_part_of_a_row_or_of_a_summary(tmp_path, rows):
-    process = multiprocessing.get_context("fork").Process(
-        target=log_on_a_full_disk, args=(tmp_path, 20, rows[0], {"a/x": 1.5, "b" * 9_000: 1})
-    )
-    process.start()
-    process.join()
-    assert process.exitcode == 0
+    summary = {"a/x": 1.5, "b" * 9_000: 1}
+    assert forked(log_on_a_full_disk, tmp_path, 20, rows[0], summary) == 0
     assert lines_of(tmp_path) == [rows[0]]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]

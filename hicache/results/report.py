@@ -173,7 +173,7 @@ def _explaining(run_dir: Path) -> str:
     lines = file.read_text().splitlines() if file.is_file() else ["- …"]
     typed = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
     # a scalar that YAML quotes is quoted for a shell as well
-    told = [each if each[0] in "'\"" else quote(each) for each in typed]
+    told = [each if each.startswith(("'", '"')) else quote(each) for each in typed]
     return " ".join(["hicache run", *told, "engine.explain=true"])
 
 

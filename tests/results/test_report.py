@@ -133,6 +133,12 @@ def test_the_figure_shows_a_queue_of_one_interval_out_of_a_thousand():
     assert max(line.get_ydata()) == 7
 
 
+def test_a_run_with_a_cut_list_of_overrides_still_has_a_report(run_dir):
+    (run_dir / ".hydra").mkdir()
+    (run_dir / ".hydra" / "overrides.yaml").write_text("- seed=1\n- ")
+    assert "hicache run seed=1 " in page_of(run_dir)
+
+
 def test_a_run_without_intervals_or_finished_requests_still_has_a_report(run_dir):
     (run_dir / "metrics.jsonl").write_text("")
     assert "<p>" in page_of(run_dir)

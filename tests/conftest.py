@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 
 from hicache.cache.tiers.transfer import FATES
 from hicache.clock import SECOND_NS
+from hicache.config import AgentsConfig, GeneratedConfig
 from hicache.request import Request
 from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord, Row, Status
 from hicache.results.recorder import TIER_TOKENS
@@ -65,8 +66,14 @@ def drawn_once() -> Iterator[None]:
     def once(generate: Callable[..., list[Request]]) -> Callable[..., list[Request]]:
         drawn = functools.lru_cache(maxsize=6)(generate)
         knobs_of = attrgetter(*DrawnFrom._fields)
-        # a generator that reads any other knob fails
-        return lambda config, *, seed: drawn(DrawnFrom(*knobs_of(config)), seed=seed)
+
+        def draw(config: GeneratedConfig, *, seed: int) -> list[Request]:
+            if isinstance(config, AgentsConfig) and (config.structure or config.tools):
+                return generate(config, seed=seed)
+            # a generator that reads any other knob fails
+            return drawn(DrawnFrom(*knobs_of(config)), seed=seed)
+
+        return draw
 
     with pytest.MonkeyPatch.context() as patch:
         for kind in DRAWN:

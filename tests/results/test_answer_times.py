@@ -43,7 +43,7 @@ def test_inter_token_latencies_are_equal_if_steps_are_planned_one_by_one() -> No
 
 
 def test_gaps_of_one_to_a_hundred_seconds_have_their_ranks_as_percentiles() -> None:
-    gaps = Gaps(np.arange(100, 0, -1) * SECOND_NS, np.ones(100, np.int64))
+    gaps = Gaps.of(np.arange(100, 0, -1) * SECOND_NS, np.ones(100, np.int64))
     found = {key.rpartition("_")[2]: value for key, value in gaps.seconds().items()}
     assert found == {"mean": 50.5, "p50": 50, "p95": 95, "p99": 99}
 

@@ -162,7 +162,7 @@ class SglangTree:
         node = self.match(key)
         known = self._cache.path_device_indices(node)
         new = self._take(self._side.allocator, len(key) - len(known))
-        states = getattr(self._side.rows, "mambaallocator", None)
+        states = getattr(self._side.rows, "mamba_allocator", None)
         return self._theirs.InsertParams(
             key=key,
             value=self._join([known, new]),

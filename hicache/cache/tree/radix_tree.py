@@ -419,7 +419,7 @@ class RadixTree:
         is_leaf = node in self.residency.queues[tier][FULL]
         if is_leaf and not self.rules.trims_leaves:
             return self.kinds.lost_with[FULL]
-        if self.keeps_sidecars and tier == DEVICE if kind == FULL else self.rules.trims_leaves:
+        if (self.keeps_sidecars and tier == DEVICE) if kind == FULL else self.rules.trims_leaves:
             return (kind,)
         if kind == FULL and is_leaf and self.keeps_sidecars and self.entries is None:
             # what was used later than the full-attention KV stays on the host

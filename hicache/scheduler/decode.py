@@ -110,7 +110,7 @@ class Decode:
         # under write_back a page that looks evictable may be locked through its descendants:
         # allocate it before the step is planned (several steps use free pages only)
         is_unsure = tree.demotes and not are_free(self.cache, tree.kinds.paged, running, 1)
-        if self._takes_pages_first or is_unsure:
+        if steps and (self._takes_pages_first or is_unsure):
             return steps if self._take_pages(running, steps) else 0
         return steps
 

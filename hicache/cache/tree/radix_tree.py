@@ -125,8 +125,10 @@ class RadixTree:
             path = [(above, above.end) for above in node.span()]
             hit, ready, dropped = self.drop(path, max_len // size)
             node = self.ancestor(node, tokens, hit) if hit else self.root(namespace)
-        best = self.boundary(node, is_device=False)
-        on_device = self.boundary(best, is_device=True)
+        best = on_device = node
+        if self._missing(node, is_device=True) is not None:
+            best = self.boundary(node, is_device=False)
+            on_device = self.boundary(best, is_device=True)
         full = node
         while self.rules.keeps_for_repeats and full.parent and full.held[DEVICE][FULL] is None:
             full = full.parent  # vLLM looks for branches on the device alone
@@ -460,8 +462,9 @@ class RadixTree:
 
     def _mark_used(self, node: Node) -> None:
         tick, above = self.residency.tick, node
-        while above.parent is not None:  # a generator takes half as long again
-            above.tick, above = tick, above.parent
+        while (parent := above.parent) is not None:  # a generator takes half as long again
+            above.tick = tick
+            above = parent
         self.residency.touch_windows(node)
         self.residency.touch_states(node)
 
@@ -477,11 +480,11 @@ class RadixTree:
                 return node
         for kind, window in self._windows:
             edge, above = window.first(node.end), node
-            while above.end > edge and above.parent is not None:
-                device, host = above.held
-                if device[kind] is None and (is_device or host[kind] is None):
+            while above.end > edge and (parent := above.parent) is not None:
+                held = above.held
+                if held[DEVICE][kind] is None and (is_device or held[HOST][kind] is None):
                     return above
-                above = above.parent
+                above = parent
         return None
 
     def _split(self, lower: Node, pages: int) -> Node:

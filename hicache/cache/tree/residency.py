@@ -239,16 +239,11 @@ class Residency:
             self._count_path(node, above, 1)
         if node.parent is not None:
             for kind in self._points:
-                self._lock_sidecar(node, kind)
+                self._lock_aux(node, kind, node.start)
         starts, last = [], node if node.end <= end else _before(node, end)
         for kind, window in self._windows:
             edge = window.first(node.end) if reads_from is None else reads_from[kind]
-            above, start = last, last.end
-            while above.end > edge and above.parent is not None:
-                self._lock_sidecar(above, kind)
-                start = above.start
-                above = above.parent
-            starts.append((kind, start))
+            starts.append((kind, self._lock_aux(last, kind, edge)))
         return starts
 
     def release_path(self, lock: Lock) -> None:
@@ -263,13 +258,10 @@ class Residency:
             self._count_path(node, above, -1)
         if node.parent is not None:
             for kind in self._points:
-                self._release_sidecar(node, kind)
+                self._release_aux(node, kind, node.start)
         last = node if node.end <= end else _before(node, end)
         for kind, start in starts:
-            above = last
-            while above.start >= start and above.parent is not None:
-                self._release_sidecar(above, kind)
-                above = above.parent
+            self._release_aux(last, kind, start)
 
     def count_host_locks(self, lock: Lock, change: int) -> None:
         _, node, starts, _ = lock
@@ -367,22 +359,29 @@ class Residency:
                 self.refresh(leaf)
         self.protected[DEVICE][FULL] += (node.end - above.end) * change
 
-    def _lock_sidecar(self, node: Node, kind: int) -> None:
-        locks = node.locks[DEVICE]
-        locks[kind] += 1
-        if locks[kind] == 1:
-            page_ids = node.held[DEVICE][kind]
-            if page_ids is not None:  # `victim` removes it from the queue
-                self.protected[DEVICE][kind] += len(page_ids)
+    def _lock_aux(self, node: Node, kind: int, start: int) -> int:
+        # lock a window or state from page `start` on; return the first page of its first node
+        num_pages, end = 0, node.end
+        while node.end > start and (parent := node.parent) is not None:
+            locks = node.locks[DEVICE]
+            locks[kind] += 1
+            if locks[kind] == 1 and (page_ids := node.held[DEVICE][kind]) is not None:
+                num_pages += len(page_ids)  # `victim` removes the node from the queue
+            node, end = parent, node.start
+        self.protected[DEVICE][kind] += num_pages
+        return end
 
-    def _release_sidecar(self, node: Node, kind: int) -> None:
-        locks = node.locks[DEVICE]
-        locks[kind] -= 1
-        if not locks[kind]:
-            page_ids = node.held[DEVICE][kind]
-            if page_ids is not None:
-                self.protected[DEVICE][kind] -= len(page_ids)
-                self.queues[DEVICE][kind].add(node)
+    def _release_aux(self, node: Node, kind: int, start: int) -> None:
+        num_pages, queue = 0, self.queues[DEVICE][kind]
+        while node.start >= start and (parent := node.parent) is not None:
+            locks = node.locks[DEVICE]
+            locks[kind] -= 1
+            if not locks[kind] and (page_ids := node.held[DEVICE][kind]) is not None:
+                num_pages += len(page_ids)
+                if node not in queue:
+                    queue.add(node)
+            node = parent
+        self.protected[DEVICE][kind] -= num_pages
 
     def _host_lock_changed(self, node: Node, kind: int, change: int) -> None:
         # after the first lock (1) or the release of the last one (-1)

@@ -44,7 +44,7 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
     """Run the replicas of `config` in `parallel.workers` processes, and return their results.
 
     The results equal those of one process, but there are no rows of time intervals. If the trace is
-    divided line by line, its distinct tokens are not counted, and sessions have other numbers.
+    divided line by line, its distinct tokens are not counted.
 
     Raises:
         ValueError: replicas depend on each other with these settings, or a worker was killed.

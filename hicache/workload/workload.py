@@ -241,12 +241,17 @@ def form_of(trace: Trace) -> str:
 
 
 def _with_session_names(requests: Sequence[Request]) -> list[Request]:
+    # a part of the trace gives equal names, since those of the file do not depend on other sessions
     names: dict[int, int] = {}
+    seen: set[tuple[str, str]] = set()
     for request in requests:
         if request.session_id not in names:
             hasher = xxh3_64(request.namespace.encode())
-            for spans in (request.prompt, request.output):
-                hasher.update(np.stack([spans.starts, spans.counts]).tobytes())
+            hasher.update(request.session_name.encode())
+            if (name := (request.namespace, request.session_name)) in seen or not name[1]:
+                for spans in (request.prompt, request.output):
+                    hasher.update(np.stack([spans.starts, spans.counts]).tobytes())
+            seen.add(name)
             names[request.session_id] = hasher.intdigest() >> (64 - NAME_BITS)
     return [replace(request, session_id=names[request.session_id]) for request in requests]
 

@@ -51,3 +51,15 @@ def test_bytes_of_a_load_back_are_those_that_leave_the_host(session):
     assert plain <= 64 * KIB
     page, page_coded = 4 * 2 * 64 * 2, 4 * 2 * 64 + 4 * 2 * 4
     assert plain % page == coded % page_coded == 0
+
+
+def test_attention_counts_the_bytes_of_a_decode_and_the_operations_of_a_prefill(session):
+    step_cases.attention(session)
+    cache = 2 * 64 * 2 * 32 * 4  # keys and values of 64 tokens: two heads, 32 float32 each
+    pairs = sum(range(33, 65))  # tokens that the rows of the prefill attend to
+    assert [each.num_bytes for each in session.records] == [
+        2 * cache,
+        cache,
+        cache,
+        2 * 2 * 4 * 32 * pairs // 1000,  # two products, four query heads
+    ]

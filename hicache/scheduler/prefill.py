@@ -36,11 +36,15 @@ class SchedulerPolicy:
             Example: `return req.target_len - match.usable_len`.
         window_charge: how much of a window pool a request takes when it is admitted.
         placement: where a prompt's states and windows are kept.
+        starts: (request): whether a waiting request may start now; False lets those behind it pass.
+            The scheduler asks at each plan of a step that reaches the request, but not while
+            nothing else runs in the engine: then the request may start. None means always True.
     """
 
     sort_key: Callable[[RequestState, MatchResult], float]
     window_charge: WindowCharge
     placement: Placement
+    starts: Callable[[Request], bool] | None = None
 
 
 class Prefill:
@@ -96,7 +100,8 @@ class Prefill:
         trims = bool(kinds.windows) and cache.windows is not None
         self._leaves_at_plan = trims and self.may_leave_at_plan
         self._checkpoints = CheckpointSaver(cache, policy.placement, takes_spare=self.late_slots)
-        self._sort_key = policy.sort_key
+        self._sort_key, self._starts = policy.sort_key, policy.starts
+        self._held = NO_STEP  # what the requests lack that the policy held back in this step
         self._listener = listener
         self._num_submitted = 0
 
@@ -210,7 +215,7 @@ class Prefill:
 
     def begin_step(self, now_ns: int) -> None:
         """Forget the last step's decision, and end waits for storage that are over."""
-        self.defer = None
+        self.defer, self._held = None, NO_STEP
         if self.prefetcher is not None:
             self.prefetcher.rates.num_waiting = len(self.waiting)
             for req in list(self._blocked):  # also those that the scan will not reach
@@ -249,7 +254,7 @@ class Prefill:
                 return NO_CHUNK
             if self._num_active(batch, budget) >= self.config.max_running:
                 decision: Decision = Defer(Reason.running, stands=True)
-            elif self._prefetch_lets_go(req, now_ns):
+            elif self._may_start(req, batch, budget, now_ns):
                 decision = self._decide(req, batch, budget, now_ns)
             else:
                 num_blocked += 1
@@ -265,7 +270,15 @@ class Prefill:
                     self._count_deferral(req, reason)
                     self.defer = decision
                     return Shortage(Cause(reason), req.request.id)
-        return NO_STEP
+        return self._held
+
+    def _may_start(self, req: RequestState, batch: Batch, budget: StepBudget, now_ns: int) -> bool:
+        if not self._prefetch_lets_go(req, now_ns):
+            return False
+        if self._starts is None or self._is_final(batch, budget) or self._starts(req.request):
+            return True
+        self._held = Shortage(Cause.tokens, req.request.id)
+        return False
 
     def _num_active(self, batch: Batch, budget: StepBudget) -> int:
         return budget.num_running + budget.num_ending + len(self.stalled) + len(batch.extends)

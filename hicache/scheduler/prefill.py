@@ -37,8 +37,8 @@ class SchedulerPolicy:
         window_charge: how much of a window pool a request takes when it is admitted.
         placement: where a prompt's states and windows are kept.
         starts: (request): whether a waiting request may start now; False lets those behind it pass.
-            The scheduler asks at each plan of a step that reaches the request, but not while
-            nothing else runs in the engine: then the request may start. None means always True.
+            The engine that computes prompts asks at each plan of a step, as long as something else
+            runs or is copied; otherwise the request may start. None means always True.
     """
 
     sort_key: Callable[[RequestState, MatchResult], float]

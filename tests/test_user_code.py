@@ -42,6 +42,7 @@ METHODS = {
     ),
     "may_stop": ("may_stop(self, prefetch, now_ns)", "prefetch.is_complete", "True or False"),
     "sort_key": ("sort_key(self, req, match)", "req.number", "a finite number"),
+    "starts": ("starts(self, request)", "request.id < 0", "True or False"),
     "window_charge": (
         "window_charge(self, *, extend, chunk, window, page, swa_host_hit_length, max_new)",
         "extend + page",

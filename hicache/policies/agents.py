@@ -151,6 +151,7 @@ class Sessions(Owners):
         session = self.sessions.get(request.session_id)
         if session is not None and request.id in session.arrived:  # not after a retraction
             now_ns = self.now_ns()
+            session.context_len = max(session.context_len, request.prompt_len)
             self.admitted(session, now_ns - session.arrived.pop(request.id))
             session.running[request.id] = now_ns
 
@@ -192,14 +193,17 @@ class Sessions(Owners):
         """Called when all requests of a session have ended; `request` was the last of them."""
 
     def victim(self, tier: str, kind: str, need: int, queue: Evictable) -> Entry | None:
-        if self.now_ns() >= self.fixed_ns:
-            self._lowest.forget()
-            self.expired(self.now_ns())
+        self.look_at_clock()
         self._tier = tier
         return self._lowest.of(tier, kind, queue)
 
+    def look_at_clock(self) -> None:
+        if self.now_ns() >= self.fixed_ns:
+            self._lowest.forget()
+            self.expired(self.now_ns())
+
     def expired(self, now_ns: int) -> None:
-        """Called when an entry is needed and `fixed_ns` has passed."""
+        """Called when the clock is looked at and `fixed_ns` has passed."""
 
     def _score(self, entry: Entry) -> Score:
         request: Request | None = entry.state
@@ -356,23 +360,32 @@ class Mori(Sessions):
     """Keeps busy sessions on the device and idle ones on the host, by their relative idleness.
 
     Xia et al., "Idleness is relative: exploiting tool-call idle windows for offloading in agentic
-    systems with MORI" (arXiv 2606.00866), by summaries of the paper, with the sections they name:
+    systems with MORI" (arXiv 2606.00866). Only its abstract could be read. Rules and sections are
+    from two public texts whose authors read all of it: a review (June 2026), and the plan and tests
+    of a reimplementation on ThunderAgent (branch `mori` of kthxo/distserving, August 2026):
 
     - Idleness is the share of tool time in the last `window` turns, with the tool call that runs;
       queue times do not count (section 4.2).
-    - Every `tick_s` seconds, while the sessions placed on the device exceed it, the idlest moves to
-      the host, or out if that is full. Others keep their places (section 4.3).
+    - Requests are gated until their session is on the device. A tier takes a session if it fits
+      beside those that are there (section 4.1).
+    - Every `tick_s` seconds, while the sessions of a tier exceed it, one moves: from the device to
+      the host if it fits there, else out. Sessions in a tool call go first, the idlest first; those
+      that run finish their turn. Others keep their places (section 4.3.1).
+    - Waiting requests come in the order device, host, out, new; the least idle first, and of those
+      out the shortest (section 4.3.1).
     - The device evicts data of sessions that are out or over first, then of those on the host, then
       its own. On the host, the last two change places (section 4.3.2). Then LRU.
-    - Waiting requests come in the order device, host, out, new; the least idle first, and of those
-      out the shortest (section 4.3).
 
-    Requests are not held back: a session whose request is admitted is on the device from then on.
+    Different here: a request that fits starts at the next plan of a step, not at the next tick, and
+    a session without room starts if nothing else runs. With `gated` 0, none is held back.
     """
 
-    def __init__(self, world: World, *, window: float = 5, tick_s: float = 5.0) -> None:
+    def __init__(
+        self, world: World, *, window: float = 5, tick_s: float = 5.0, gated: float = 1
+    ) -> None:
         super().__init__(world)
         self._window, self._tick_ns = int(window), to_ns(tick_s)
+        self._is_gated = bool(gated)
         self._place: dict[Session, str] = {}
         self.room = {
             tier: inf if pages["full"] is None else pages["full"] * world.page_size
@@ -393,6 +406,13 @@ class Mori(Sessions):
         if len(session.turns) > self._window:
             session.turns.popleft()
 
+    def starts(self, request: Request) -> bool:
+        self.look_at_clock()
+        session = self.sessions[request.session_id]
+        length = max(session.context_len, request.prompt_len)
+        on_device = self._place.get(session) == "device"
+        return on_device or not self._is_gated or self._fits(length, "device")
+
     def admitted(self, session: Session, queue_ns: int) -> None:
         self._place[session] = "device"
 
@@ -402,19 +422,17 @@ class Mori(Sessions):
 
     def expired(self, now_ns: int) -> None:
         self.fixed_ns = now_ns + self._tick_ns
-        held = {"device": 0, "host": 0}
-        for session, place in self._place.items():
-            if place in held:
-                held[place] += session.context_len
-        on_device = [each for each, place in self._place.items() if place == "device"]
-        ranked = {each: (self.idleness(each), each.idle_ns is not None) for each in on_device}
-        for session in sorted(on_device, key=lambda each: ranked[each], reverse=True):
-            if held["device"] <= self.room["device"]:
-                return
-            held["device"] -= session.context_len
-            fits = held["host"] + session.context_len <= self.room["host"]
-            self._place[session] = "host" if fits else "out"
-            held["host"] += session.context_len if fits else 0
+        for tier in ("device", "host"):
+            there = [each for each, place in self._place.items() if place == tier]
+            there.sort(key=lambda each: (each.idle_ns is not None, self.idleness(each)))
+            while not self._fits(0, tier):
+                session = there.pop()
+                is_kept = tier == "device" and self._fits(session.context_len, "host")
+                self._place[session] = "host" if is_kept else "out"
+
+    def _fits(self, length: int, tier: str) -> bool:
+        held = sum(each.context_len for each, place in self._place.items() if place == tier)
+        return held + length <= self.room[tier]
 
     def score(self, session: Session, entry: Entry, tier: str) -> Score:
         place = self._place.get(session, "out")

@@ -55,6 +55,7 @@ METHODS = {
         "a list of whole numbers or None", lambda v: v is None or LENGTHS.fits(v), shows=False
     ),
     "sort_key": NUMBER,
+    "starts": FLAG,
     "window_charge": TOKENS,
     "route": Answer("None or the number of an engine", lambda v: v is None or TOKENS.fits(v)),
 }

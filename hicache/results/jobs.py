@@ -123,6 +123,8 @@ def outcome(summary: Mapping[str, float]) -> str | None:
         for end in ENDS
         if summary[f"jobs/{end}_count"]
     )
+    if not summary["jobs/finished_count"]:
+        return ends or "none"
     parts = ", ".join(
         f"{part} {summary[f'jobs/{part}_s_mean']:.3g}"
         for part in PARTS
@@ -133,7 +135,7 @@ def outcome(summary: Mapping[str, float]) -> str | None:
         for name in ("completion_s", "slowdown")
     )
     return (
-        f"{ends or 'none'}; completion mean / p50 / p95 {completion} s ({parts}), slowdown "
+        f"{ends}; completion mean / p50 / p95 {completion} s ({parts}), slowdown "
         f"{slowdown}; {summary['jobs/per_hour']:.4g} per hour, "
         f"{summary['jobs/in_time_per_hour']:.4g} within the limit on slowdown"
     )

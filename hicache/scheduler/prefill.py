@@ -36,11 +36,15 @@ class SchedulerPolicy:
             Example: `return req.target_len - match.usable_len`.
         window_charge: how much of a window pool a request takes when it is admitted.
         placement: where a prompt's states and windows are kept.
+        starts: (request): whether a waiting request may start now; False lets those behind it pass.
+            The engine that computes prompts asks at each plan of a step, as long as something else
+            runs or is copied; otherwise the request may start. None means always True.
     """
 
     sort_key: Callable[[RequestState, MatchResult], float]
     window_charge: WindowCharge
     placement: Placement
+    starts: Callable[[Request], bool] | None = None
 
 
 class Prefill:
@@ -96,7 +100,8 @@ class Prefill:
         trims = bool(kinds.windows) and cache.windows is not None
         self._leaves_at_plan = trims and self.may_leave_at_plan
         self._checkpoints = CheckpointSaver(cache, policy.placement, takes_spare=self.late_slots)
-        self._sort_key = policy.sort_key
+        self._sort_key, self._starts = policy.sort_key, policy.starts
+        self._held = NO_STEP  # what the requests lack that the policy held back in this step
         self._listener = listener
         self._num_submitted = 0
 
@@ -187,10 +192,8 @@ class Prefill:
     @property
     def may_get_room(self) -> bool:
         """Whether a copy or a read in flight may free memory."""
-        if self.cache.in_flight:
-            return True
-        if self.prefetcher is None:
-            return False
+        if self.cache.in_flight or self.prefetcher is None:
+            return bool(self.cache.in_flight)
         reads = self.prefetcher.active.values()
         return bool(self.prefetcher.lingering) or not all(each.is_settled for each in reads)
 
@@ -210,7 +213,7 @@ class Prefill:
 
     def begin_step(self, now_ns: int) -> None:
         """Forget the last step's decision, and end waits for storage that are over."""
-        self.defer = None
+        self.defer, self._held = None, NO_STEP
         if self.prefetcher is not None:
             self.prefetcher.rates.num_waiting = len(self.waiting)
             for req in list(self._blocked):  # also those that the scan will not reach
@@ -249,7 +252,7 @@ class Prefill:
                 return NO_CHUNK
             if self._num_active(batch, budget) >= self.config.max_running:
                 decision: Decision = Defer(Reason.running, stands=True)
-            elif self._prefetch_lets_go(req, now_ns):
+            elif self._may_start(req, batch, budget, now_ns):
                 decision = self._decide(req, batch, budget, now_ns)
             else:
                 num_blocked += 1
@@ -265,7 +268,13 @@ class Prefill:
                     self._count_deferral(req, reason)
                     self.defer = decision
                     return Shortage(Cause(reason), req.request.id)
-        return NO_STEP
+        return self._held
+
+    def _may_start(self, req: RequestState, batch: Batch, budget: StepBudget, now_ns: int) -> bool:
+        may = self._starts is None or self._is_final(batch, budget) or self._starts(req.request)
+        if not may:
+            self._held = Shortage(Cause.tokens, req.request.id)
+        return may and self._prefetch_lets_go(req, now_ns)
 
     def _num_active(self, batch: Batch, budget: StepBudget) -> int:
         return budget.num_running + budget.num_ending + len(self.stalled) + len(batch.extends)
@@ -316,9 +325,8 @@ class Prefill:
 
     def _is_final(self, batch: Batch, budget: StepBudget) -> bool:
         # waiting cannot help if nothing else runs and no transfer or read is in flight
-        if batch.extends or budget.num_running or budget.num_ending or self.started:
-            return False
-        return not self.may_get_room
+        runs = batch.extends or budget.num_running or budget.num_ending or self.started
+        return not (runs or self.may_get_room)
 
     def _begin(
         self, req: RequestState, match: MatchResult, batch: Batch, budget: StepBudget, now_ns: int
@@ -434,13 +442,10 @@ class Prefill:
             req.recomputed_len += computed
             self.counters["cache/recomputed_tokens"] += computed
             return
-        req.admitted_ns = now_ns
+        req.admitted_ns, req.draft_cold_len = now_ns, req.cold_len
         req.end_queue(self.queue_waits.mark(now_ns))
-        req.device_len = acquired.device_len
-        req.host_len = acquired.host_len
-        req.storage_len = acquired.storage_len
-        req.computed_len = computed
-        req.draft_cold_len = req.cold_len
+        req.device_len, req.host_len = acquired.device_len, acquired.host_len
+        req.storage_len, req.computed_len = acquired.storage_len, computed
         if req.cold_len or req.dropped_len:
             self.counters["speculation/draft_cold_tokens"] += req.cold_len
             self.counters["speculation/dropped_tokens"] += req.dropped_len
@@ -522,11 +527,10 @@ class Prefill:
         # puts the states and pages of a computed chunk in the tree
         req, cache = extend.req, self.cache
         self._publish(extend)
-        is_part, trims = extend.end < req.target_len, cache.rules.trims_windows
-        if self._leaves_at_plan:
-            return
+        trims = cache.rules.trims_windows
+        leaves = extend.end < req.target_len or trims or cache.tree.kinds.replayed
         # with states, SGLang frees the window pages before the last state alone
-        if (is_part or trims or cache.tree.kinds.replayed) and not (trims and self._has_states):
+        if leaves and not (self._leaves_at_plan or (trims and self._has_states)):
             cache.leave_window(req.sequence, extend.end - cache.tree.overlap)
 
     def _publish(self, extend: Extend) -> None:

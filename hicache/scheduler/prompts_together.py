@@ -152,7 +152,7 @@ class TogetherPrefill(Prefill):
             if len(self._begun) + budget.num_running + is_parked >= self._max_running:
                 self.is_shut = True
                 return Shortage(Cause.running, req.request.id)
-            if not self._prefetch_lets_go(req, now_ns):
+            if not self._may_start(req, batch, budget, now_ns):
                 continue
             match self._decide(req, batch, budget, now_ns):
                 case Admit():
@@ -169,7 +169,7 @@ class TogetherPrefill(Prefill):
                     self.defer = decision
                     self.is_shut = bool(self._begun or budget.num_running)  # line 4292
                     return Shortage(Cause(reason), req.request.id)
-        return NO_STEP
+        return self._held
 
     def _is_final(self, batch: Batch, budget: StepBudget) -> bool:
         return not self._begun and super()._is_final(batch, budget)

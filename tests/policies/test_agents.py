@@ -232,6 +232,54 @@ def test_mori_demotes_the_idlest_sessions_and_a_tier_evicts_other_tiers_sessions
     assert places == {number: policy._place[policy.sessions[number]] for number in range(5)}
 
 
+def test_mori_lets_a_session_start_where_it_fits_beside_those_on_the_device() -> None:
+    # 6,400 tokens fit on each tier; turns of sessions a (3,000 tokens), b (3,000, then 3,500),
+    # c (2,900, then 3,100) and d (400, its only one)
+    lengths = {"a": [3000, 3000], "b": [3000, 3500, 3500], "c": [2900, 3100, 3100], "d": [400]}
+    turns = {
+        (name, k): turn(10 * number + k, number, "ls", length=length)
+        for number, (name, each) in enumerate(lengths.items())
+        for k, length in enumerate(each)
+    }
+    policy, clock = made(Mori, list(turns.values()))
+
+    def at(seconds: float, *events: tuple[str, str, int]) -> str:
+        clock.now = round(seconds * SECOND_NS)
+        for event, name, k in events:
+            step(policy, event, turns[name, k])
+        places = [policy._place.get(policy.sessions.get(n), "-") for n in range(4)]
+        return " ".join(places)
+
+    def starts(name: str, k: int) -> bool:
+        answer = policy.starts(turns[name, k])
+        if answer:
+            step(policy, "admit", turns[name, k])
+        return answer
+
+    at(0, *(("arrive", name, 0) for name in "abcd"))
+    # 3,000 and 6,000 tokens; not 8,900; the 400 of d fill the device
+    assert [starts(name, 0) for name in "abcd"] == [True, True, False, True]
+    assert at(1, ("finish", "d", 0)) == "device device - -"
+    at(2, ("finish", "a", 0), ("finish", "b", 0), ("arrive", "b", 1))
+    assert starts("b", 1)  # it is on the device, which now has 6,500 tokens
+    assert not starts("c", 0)
+    # the tick at 5 s: b runs, so a, which is in a tool call, moves to the host; 3,500 + 2,900 fit
+    assert at(6) == "device device - -"
+    assert starts("c", 0)
+    assert at(6) == "host device device -"
+    at(7, ("arrive", "a", 1))
+    assert not starts("a", 1)  # 6,400 + 3,000
+    at(8, ("finish", "c", 0), ("finish", "b", 1), ("arrive", "c", 1))
+    assert starts("c", 1)  # 6,600 tokens
+    # the tick at 11 s: b moves, and 3,000 + 3,500 do not fit on the host; then a fits beside c
+    at(12)
+    assert starts("a", 1)
+    assert at(12, ("arrive", "b", 2)) == "device out device -"
+    assert not starts("b", 2)
+    policy._is_gated = False
+    assert starts("b", 2)
+
+
 def test_the_gap_oracle_evicts_sessions_that_never_return_first_then_the_last_to_return() -> None:
     turns = [turn(0, 0), turn(1, 1), turn(2, 2), turn(3, 0, think_s=5), turn(4, 1, think_s=2)]
     policy, clock = made(GapOracle, turns)

@@ -36,6 +36,8 @@ def reads(policy: Policy, prefetch: Prefetch, request: Request, load: ReadLoad) 
 def requests(policy: Policy, req: RequestState, match: MatchResult) -> None:
     decides = policy.requests
     assert_type(decides.sort_key(req, match), float)
+    assert decides.starts is not None
+    assert_type(decides.starts(req.request), bool)
     assert_type(decides.placement.checkpoints("mamba", 0, 64, None), list[int])
     charge = decides.window_charge(
         extend=1, chunk=1, window=1, page=1, swa_host_hit_length=0, max_new=0

@@ -9,8 +9,8 @@ import pytest
 from hicache import experiment
 from hicache.engine.deployment import deploy
 from hicache.request import Request
-from hicache.results.jobs import ENDS, KEYS, Job, jobs_of
-from hicache.results.metrics import Result
+from hicache.results.jobs import ENDS, KEYS, Job, jobs_of, outcome
+from hicache.results.metrics import Result, summarize
 from hicache.runs.schema import config_of
 from tests.scheduler.world import request_of
 from tests.validity import runs
@@ -30,6 +30,11 @@ def ended(requests: Sequence[Request], *more: str) -> tuple[list[str], list[Job]
     config = config_of(*CLOSED, f"workload.concurrency={len(requests)}", *more)
     result = experiment.run(config, workload=runs.workload(requests))
     return *jobs_of(config, deploy(config).cost, requests, result.records), result
+
+
+def said(result: Result) -> str | None:
+    """What the screen says of the jobs of a run."""
+    return outcome(summarize(result.records, result.measures))
 
 
 def recursion(
@@ -143,6 +148,7 @@ def test_a_job_that_never_ends_is_unfinished_when_the_time_is_over() -> None:
     assert len(jobs) == 2
     assert [each.id for each in result.records if each.session_id == 10] == [10, 11, 12, 13]
     assert sum(result.measures[f"jobs/{end}_count"] for end in ENDS) == 3
+    assert said(result).startswith("2 finished, 1 unfinished; completion mean / p50 / p95 ")
 
 
 def test_a_run_ends_with_a_number_of_jobs_and_counts_those_that_have_not_begun() -> None:
@@ -163,13 +169,14 @@ def test_a_session_longer_than_the_context_and_an_aborted_parent_end_their_jobs(
         stranger(5, 64, parent_id=3, joins=(4,)),
     ]
 
-    rejected, _, _ = ended(long, "model.max_len=8000")
+    rejected, _, too_long = ended(long, "model.max_len=8000")
     aborted, _, result = ended(agent, "workload.abort_share=1", "workload.patience_s=1e-6")
 
     assert rejected == ["rejected"]
     assert aborted == ["aborted"]
     assert [each.reason for each in result.records][1:] == ["follows aborted request 3"] * 2
     assert result.measures["jobs/aborted_count"] == 1
+    assert (said(too_long), said(result)) == ("1 rejected", "1 aborted")
 
 
 def test_jobs_and_end_jobs_are_refused_with_arrivals_that_cannot_have_them() -> None:

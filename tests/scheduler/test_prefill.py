@@ -9,6 +9,7 @@ from hicache.cache.kinds import FULL
 from hicache.cache.prefetch.prefetch import Phase
 from hicache.cache.prefix_cache import Acquired
 from hicache.cache.tree.node import DEVICE, HOST
+from hicache.config import Batching
 from hicache.observe.timeline import RecordedWaits, Turn
 from hicache.rules import Refresh
 from hicache.scheduler.admission import StepBudget
@@ -57,6 +58,26 @@ def test_step_computes_prompts_in_order_until_its_tokens_are_spent(
     if world.scheduler.waiting:
         assert world.scheduler.prefill.queue_waits.lacks == NO_CHUNK
     assert [*found, chunks(world.step())] == steps
+
+
+@pytest.mark.parametrize("batching", Batching)
+def test_a_request_that_the_policy_holds_back_lets_others_pass_and_starts_when_none_runs(
+    batching: Batching,
+) -> None:
+    world = bare_world(batching=batching)
+    world.scheduler.prefill._starts = lambda request: request.id != 1
+    for number in range(3):
+        world.submit(fresh(number, 10, 2))
+    assert chunks(world.step()) == [(0, 0, 10), (2, 0, 10)]
+    assert world.scheduler.prefill.queue_waits.lacks == Shortage(Cause.tokens, 1)
+    world = bare_world(batching=batching)
+    world.scheduler.prefill._starts = lambda request: request.id != 1
+    world.serve([fresh(number, 10, 2) for number in range(3)])
+    (first, _), (third, ended_ns), (second, _) = world.finished
+    assert ids([first, second, third]) == [0, 1, 2]
+    assert (first.admitted_ns, third.admitted_ns) == (0, 0)
+    assert second.admitted_ns is not None
+    assert second.admitted_ns >= ended_ns
 
 
 # -- deferrals and rejections --------------------------------------------------------------------

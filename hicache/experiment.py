@@ -16,6 +16,7 @@ from hicache.engine.ranks.lockstep import RankedEngine, joined
 from hicache.engine.roles import Pairs
 from hicache.engine.simulated_runtime import make_runtime
 from hicache.engine.warm import warm_storages
+from hicache.executor.simulated.peers import PeerIo
 from hicache.models.cost import CostModel
 from hicache.observe import invariants
 from hicache.observe.explainer import Case, Explainer
@@ -212,6 +213,8 @@ def _engines(
             role,
         )
 
+    if isinstance(runtime.io, PeerIo):
+        runtime.io.engines = engines
     if config.parallel.prefill:
         pairs = Pairs(engines, config.parallel.prefill, routes[0], routes[-1], show)
         return engines, pairs.route

@@ -70,7 +70,8 @@ def build_engine(
         listener=listener,
     )
     has_storage = runtime.has_storage and config.storage.kind != "none"
-    cache = _cache(config, deployment, tree, policy.writes, has_storage=has_storage)
+    writes = has_storage and config.storage.kind != "peers"
+    cache = _cache(config, deployment, tree, policy.writes, has_storage=writes)
     prefetcher = None
     if has_storage:
         capacity = deployment.host.full_pages

@@ -28,7 +28,7 @@ class RoleEngine(Engine):
 
     role = ""
     link: Link
-    is_gone = is_losing = is_returning = False
+    is_losing = False
 
     def _commit_steps(self, flight: Flight, num_steps: int, now_ns: int) -> None:
         counters = self.cache.counters
@@ -322,4 +322,4 @@ class Pairs:
     def _present(self, chosen: int, numbers: range) -> int:
         # the chosen engine, or the next one that is not lost, if there is any
         later = [*numbers[numbers.index(chosen) :], *numbers]
-        return next((n for n in later if not getattr(self._engines[n], "is_gone", False)), chosen)
+        return next((n for n in later if not self._engines[n].is_gone), chosen)

@@ -13,6 +13,7 @@ from hicache.engine.ports import Runtime
 from hicache.engine.stages import joined_rates, joined_stores, shard_sizes
 from hicache.executor.simulated.cut import CuttingExecutor
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
+from hicache.executor.simulated.peers import PeerIo
 from hicache.executor.simulated.pipeline import PipelineExecutor, Stage
 from hicache.executor.simulated.sidecars import DRAFT, WithSidecars
 from hicache.executor.simulated.sparse import SparseExecutor
@@ -37,8 +38,10 @@ class SimulatedRuntime:
         self.has_sidecars = speculation.drafts > 0 and speculation.draft_kv == "sidecar"
         self.storages: list[GuardedStorage] = []
         is_unbounded = config.storage.kind == "memory" and config.storage.capacity_gib is None
-        if is_unbounded and config.storage.faults.is_harmless:
-            self.stores: list[KeyStore] = [EndlessStore() for _ in range(num_ranks)]
+        has_peers = config.storage.kind == "peers"
+        if has_peers or (is_unbounded and config.storage.faults.is_harmless):
+            count = 0 if has_peers else num_ranks
+            self.stores: list[KeyStore] = [EndlessStore() for _ in range(count)]
         else:
             sizes = {tag: size for tag, size in zip(KEY_TAGS, page_bytes, strict=False) if size}
             if self.has_sidecars:
@@ -50,7 +53,7 @@ class SimulatedRuntime:
             self.storages = open_rank_storages(config, shards, self.clock)
             self.stores = [StandIns(each.storage) for each in self.storages]
         self.stores = [self.beside(each) for each in self.stores]
-        self.has_storage = bool(self.stores)
+        self.has_storage = has_peers or bool(self.stores)
         stalls: list[Stall] = [each.stall for each in self.storages]
         if deployment.stages and stalls:
             self.stores, stalls = joined_stores(self.stores, stalls, num_ranks)
@@ -59,7 +62,7 @@ class SimulatedRuntime:
             for each, own in rates.items()
         }
         ranks = [each for each in places for _ in range(num_ranks)]
-        self.io = self.link = SimulatedIo(
+        self.io = self.link = (PeerIo if has_peers else SimulatedIo)(
             config.storage,
             self.stores,
             [parts[each] for each in ranks],
@@ -143,7 +146,7 @@ def _rates(place: Place) -> dict[str, float]:
     rates = link_rates(config, place.deployment)
     if place.deployment.stages:
         rates = joined_rates(rates, place)
-    if place.role != "both":
+    if place.role != "both" or config.storage.kind == "peers":
         rates |= dict.fromkeys(("sends", "receives"), config.parallel.link_gbps * 1e9)
     return rates
 

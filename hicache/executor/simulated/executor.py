@@ -40,7 +40,7 @@ NO_STORAGE_LIMIT = 1e15  # bytes a second: a link that never binds
 
 # a group of storage workers, and the operations that wait for one of them; `busy_counter` is the
 # mean busy time of `num_counted` workers
-class _Workers:
+class Workers:
     def __init__(self, operation: str, num_workers: int, num_counted: int) -> None:
         self.num_free = num_workers
         self.num_counted = num_counted
@@ -54,6 +54,8 @@ class SimulatedIo:
     Each operation is a generator. It yields what it waits for: a delay, or bytes that move over
     links. Storage operations queue until a storage worker is free, and then run to their end.
     """
+
+    _bytes_read = "transfer/storage_read_bytes"
 
     def __init__(
         self,
@@ -95,11 +97,11 @@ class SimulatedIo:
         self.links = Links(_capacities(config, copy_rates))
         self.overlaps_loads = overlaps_loads
         self.storages = storages
-        self._stalls = stalls or [Stall() for _ in storages]
+        self._num_ranks = max(len(storages), 1)
+        self._stalls = stalls or [Stall() for _ in range(self._num_ranks)]
         self.config = config
         self._query_ns, self._operation_ns = to_ns(config.query_s), to_ns(config.operation_s)
         self._sidecar_ns, self._link_ns = to_ns(config.sidecar_s), to_ns(link_s)
-        self._num_ranks = max(len(storages), 1)
         self._seed = seed
         self._delays: dict[int, Random] = {}
         self.counters: Counter[str] = Counter()
@@ -112,12 +114,13 @@ class SimulatedIo:
             number * self._num_ranks for number in (config.read_workers, config.write_workers)
         )
         self._workers = {
-            "read": _Workers("read", num_readers, num_readers),
-            "write": _Workers("write", num_writers, num_writers),
+            "read": Workers("read", num_readers, num_readers),
+            "write": Workers("write", num_writers, num_writers),
         }
-        # an engine queries one request at a time, as SGLang's prefetch thread does
         for engine in range(len(copy_rates)):
-            self._workers[f"query{engine}"] = _Workers("query", 1, len(copy_rates))
+            self._workers[f"read{engine}"] = self._workers["read"]
+            # an engine queries one request at a time, as SGLang's prefetch thread does
+            self._workers[f"query{engine}"] = Workers("query", 1, len(copy_rates))
         self.copying: Counter[int] = Counter()  # copies under way, by engine
         # when the copies of a link end (ns), if nothing else slows them; by engine
         self._copied_ns = {direction: [0] * len(copy_rates) for direction in self._routes}
@@ -199,7 +202,7 @@ class SimulatedIo:
     def query(self, engine: int, prefetch: Prefetch) -> IoJob:
         yield self._query_ns, 0, ()
         if not prefetch.is_settled:
-            restorable = prefetch.ask(self._storage_of(engine).contains)
+            restorable = self._ask(engine, prefetch)
             yield self._stall_ns(engine), 0, ()
             if not prefetch.is_settled:
                 prefetch.restorable = restorable
@@ -207,10 +210,10 @@ class SimulatedIo:
         self._done.append((engine, prefetch))
 
     def read(self, engine: int, prefetch: Prefetch, page_bytes: Sequence[int]) -> IoJob:
-        links = ("storage_read", "storage", f"host_memory{engine}")
+        links = self._read_links(engine, prefetch)
         began_ns = self._now
         for load in read_script(prefetch, self.config.batch_pages):
-            load.found = self._load(engine, load)
+            load.found = self._load(engine, prefetch, load)
             late_ns = self._stall_ns(engine)
             num_bytes = load.found * page_bytes[FULL]
             if load.restores:
@@ -218,7 +221,7 @@ class SimulatedIo:
                 sizes = [len(page_ids) * page_bytes[kind] for kind, page_ids in load.parts]
                 num_bytes = sum(sizes) if load.is_whole else 0
             yield self._latency_ns(engine) + late_ns, num_bytes, links
-            self.counters["transfer/storage_read_bytes"] += num_bytes
+            self.counters[self._bytes_read] += num_bytes
             if load.restores:
                 prefetch.restored_pages = load.restores if load.is_whole else 0
                 continue
@@ -312,22 +315,28 @@ class SimulatedIo:
         return self._storage_of(engine).write(keys)
 
     def _latency_ns(self, engine: int) -> int:
-        # latency before the first byte of a read batch
+        # before the first byte of a read batch
         delay_s = self.config.delay_s
         if not delay_s:
             return self._operation_ns
         draws = self._delays.setdefault(engine, Random(f"{self._seed}/{engine}"))
         return to_ns(self.config.operation_s + draws.expovariate(1 / delay_s))
 
-    def _load(self, engine: int, load: Load) -> int:
+    def _ask(self, engine: int, prefetch: Prefetch) -> list[int]:
+        return prefetch.ask(self._storage_of(engine).contains)
+
+    def _read_links(self, engine: int, prefetch: Prefetch) -> tuple[str, ...]:
+        return "storage_read", "storage", f"host_memory{engine}"
+
+    def _load(self, engine: int, prefetch: Prefetch, load: Load) -> int:
         return self._storage_of(engine).read(load.keys)
 
-    def _dispatch(self, workers: _Workers) -> None:
+    def _dispatch(self, workers: Workers) -> None:
         while workers.queue and workers.num_free:
             workers.num_free -= 1
             self._go_on(self._occupy(workers, workers.queue.popleft()))
 
-    def _occupy(self, workers: _Workers, work: IoJob) -> IoJob:
+    def _occupy(self, workers: Workers, work: IoJob) -> IoJob:
         began_ns = self._now
         yield from work
         self.counters[workers.busy_counter] += (self._now - began_ns) // workers.num_counted

@@ -1128,7 +1128,8 @@ class ExperimentConfig:
             "storage.faults": not self.storage.faults.is_harmless,
             f"storage.format={self.storage.format}": self.storage_format != self.cache.host_format,
             "parallel.decode_cache=offload": self.parallel.is_offloading,
-            "speculation.draft_kv=sidecar": self.speculation.draft_kv == "sidecar",
+            "speculation.draft_kv=sidecar": self.speculation.drafts > 0
+            and self.speculation.draft_kv == "sidecar",
         }
         for setting in (each for each, is_set in refused.items() if is_set):
             raise ValueError(f"storage.kind=peers does not support {setting}")

@@ -214,7 +214,7 @@ def _engines(
         )
 
     if isinstance(runtime.io, PeerIo):
-        runtime.io.engines = engines
+        runtime.io.connect(engines)
     if config.parallel.prefill:
         pairs = Pairs(engines, config.parallel.prefill, routes[0], routes[-1], show)
         return engines, pairs.route

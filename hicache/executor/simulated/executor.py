@@ -166,8 +166,8 @@ class SimulatedIo:
     def enqueue(self, worker: str, work: IoJob, now_ns: int) -> None:
         """Start a storage operation as soon as a storage worker is free.
 
-        `worker` names a group of workers. All engines share the groups "read" and "write". The
-        group "query0" belongs to engine 0, "query1" to engine 1, and so on.
+        `worker` names a group of workers. The groups "query0" and "read0" belong to engine 0, and
+        so on. All engines share the group "write", and with one storage those that read.
         """
         self._now = now_ns
         workers = self._workers[worker]
@@ -435,7 +435,9 @@ class SimulatedExecutor:
         self._io.enqueue(f"query{self._engine}", self._io.query(self._engine, prefetch), now_ns)
 
     def read(self, prefetch: Prefetch, now_ns: int) -> None:
-        self._io.enqueue("read", self._io.read(self._engine, prefetch, self._page_bytes), now_ns)
+        self._io.enqueue(
+            f"read{self._engine}", self._io.read(self._engine, prefetch, self._page_bytes), now_ns
+        )
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         ahead = self._num_queries

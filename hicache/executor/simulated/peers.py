@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefix_cache import PrefixCache
@@ -34,14 +34,13 @@ class PeerIo(SimulatedIo):
     """
 
     _bytes_read = "transfer/peer_bytes"
-    engines: Sequence[Peer] = ()  # set when they are built
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
+    def connect(self, engines: Sequence[Peer]) -> None:
+        self.engines = engines
         self._held: dict[Prefetch, set[Key]] = {}  # by read under way
-        count, num_engines = self.config.read_workers, len(self._copy_rates)
-        for engine in range(num_engines):
-            self._workers[f"read{engine}"] = Workers("read", count, count * num_engines)
+        count = self.config.read_workers
+        for number in range(len(engines)):
+            self._workers[f"read{number}"] = Workers("read", count, count * len(engines))
 
     def read(self, engine: int, prefetch: Prefetch, page_bytes: Sequence[int]) -> IoJob:
         source = prefetch.source

@@ -205,19 +205,15 @@ def _engines(
             first = joined(ranks, config.parallel.hit_agreement, config.storage.batch_pages)
         engines.append(first)
 
+    now = runtime.clock.now
+
     def show(engine: Engine, role: str) -> Replica:
-        return Replica(
-            engine.scheduler,
-            engine.num_requests,
-            lambda: engine.catch_up(runtime.clock.now()),
-            role,
-        )
+        return Replica(engine.scheduler, engine.num_requests, lambda: engine.catch_up(now()), role)
 
     if isinstance(runtime.io, PeerIo):
         runtime.io.connect(engines)
     if config.parallel.prefill:
-        pairs = Pairs(engines, config.parallel.prefill, routes[0], routes[-1], show)
-        return engines, pairs.route
+        return engines, Pairs(engines, config.parallel.prefill, routes[0], routes[-1], show).route
     return engines, router_of(routes[0], [show(each, "both") for each in engines])
 
 

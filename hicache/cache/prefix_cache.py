@@ -51,8 +51,8 @@ class Acquired:
     cached_len: int
     device_len: int
     host_len: int
-    storage_len: int  # host pages that the request's own prefetch had read
     load_back: LoadBack | None
+    storage_len: int = 0  # host pages that the request's own prefetch had read
     peer_len: int = 0  # those that it had read from the host of another engine
     cold_len: int = 0  # of these tokens, those without KV of the draft
 
@@ -97,7 +97,7 @@ class PrefixCache:
         self.knobs = tree.knobs
         self.rules = tree.rules
         self._is_exclusive = tree.knobs.device_host == "exclusive"
-        self._has_peers = storage is not None and storage.kind == "peers"
+        self._read_as = "peer_len" if storage and storage.kind == "peers" else "storage_len"
         self.counters: Counter[str] = Counter()
         self._bookings = Bookings(tree.kinds, pools, self.counters)
         self.outbox: list[Work] = self._bookings.outbox
@@ -522,10 +522,9 @@ class PrefixCache:
             cached_len=cached * size,
             device_len=min(on_device, cached) * size,
             host_len=min(on_host, max(cached - on_device, 0)) * size,
-            storage_len=0 if self._has_peers else read,
-            peer_len=read if self._has_peers else 0,
             load_back=load_back,
             cold_len=max(cold, 0) * size,
+            **{self._read_as: read},
         )
 
     def _take_slots(

@@ -73,10 +73,9 @@ def build_engine(
         listener=listener,
     )
     has_storage = runtime.has_storage and config.storage.kind != "none"
-    writes = has_storage and config.storage.kind != "peers"
-    cache = _cache(config, deployment, tree, policy.writes, has_storage=writes)
+    cache = _cache(config, deployment, tree, policy.writes, has_storage=has_storage)
     prefetcher = None
-    if has_storage:
+    if has_storage or config.storage.kind == "peers":
         capacity = deployment.host.full_pages
         tokens = None if capacity is None else capacity * config.cache.page_size
         prefetcher = Prefetcher(cache, config.prefetch, policy.reads, tokens, world.rates)

@@ -40,8 +40,8 @@ class SimulatedRuntime:
         is_unbounded = config.storage.kind == "memory" and config.storage.capacity_gib is None
         has_peers = config.storage.kind == "peers"
         if has_peers or (is_unbounded and config.storage.faults.is_harmless):
-            count = 0 if has_peers else num_ranks
-            self.stores: list[KeyStore] = [EndlessStore() for _ in range(count)]
+            stores = [EndlessStore() for _ in range(num_ranks)]
+            self.stores: list[KeyStore] = [] if has_peers else [*stores]
         else:
             sizes = {tag: size for tag, size in zip(KEY_TAGS, page_bytes, strict=False) if size}
             if self.has_sidecars:
@@ -53,7 +53,7 @@ class SimulatedRuntime:
             self.storages = open_rank_storages(config, shards, self.clock)
             self.stores = [StandIns(each.storage) for each in self.storages]
         self.stores = [self.beside(each) for each in self.stores]
-        self.has_storage = has_peers or bool(self.stores)
+        self.has_storage = bool(self.stores)
         stalls: list[Stall] = [each.stall for each in self.storages]
         if deployment.stages and stalls:
             self.stores, stalls = joined_stores(self.stores, stalls, num_ranks)
@@ -73,11 +73,9 @@ class SimulatedRuntime:
             faults=config.parallel.faults if config.parallel.prefill else None,
         )
         self.counters = self.io.counters
-        self._executors = iter(
-            [
-                _executor(number, each, self.io, page_bytes, rates[each])
-                for number, each in enumerate(ranks)
-            ]
+        self._executors = (
+            _executor(number, each, self.io, page_bytes, rates[each])
+            for number, each in enumerate(ranks)
         )
 
     def beside(self, store: KeyStore) -> KeyStore:

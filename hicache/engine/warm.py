@@ -23,7 +23,7 @@ def warm_storages(
     Raises:
         ValueError: the run is not simulated, or has no storage.
     """
-    if not isinstance(runtime, SimulatedRuntime) or not runtime.stores:
+    if not isinstance(runtime, SimulatedRuntime) or not runtime.has_storage:
         raise ValueError(
             "workload.start=warm_storage needs a storage engine and executor.kind=simulated, got "
             f"storage.kind={config.storage.kind} and executor.kind={config.executor.kind}"

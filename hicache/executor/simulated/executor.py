@@ -35,7 +35,7 @@ from hicache.scheduler.handover import Outage, Parcel
 
 Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, bytes moved after it, links crossed)
 IoJob = Generator[Wait, None, None]
-NO_STORAGE_LIMIT = 1e15  # bytes a second: a link that never binds
+NO_LIMIT_GBPS = 1e6  # a link that never binds
 
 
 # a group of storage workers, and the operations that wait for one of them; `busy_counter` is the
@@ -110,12 +110,9 @@ class SimulatedIo:
         self._flows: dict[int, IoJob] = {}
         self._now = 0
         self._done: list[Delivery] = []
-        num_readers, num_writers = (
-            number * self._num_ranks for number in (config.read_workers, config.write_workers)
-        )
+        counts = {"read": config.read_workers, "write": config.write_workers}
         self._workers = {
-            "read": Workers("read", num_readers, num_readers),
-            "write": Workers("write", num_writers, num_writers),
+            name: Workers(name, *[each * self._num_ranks] * 2) for name, each in counts.items()
         }
         for engine in range(len(copy_rates)):
             self._workers[f"read{engine}"] = self._workers["read"]
@@ -272,21 +269,16 @@ class SimulatedIo:
             self._done.append((engine, Outage(is_over=is_over)))
 
     def _send(self, parcel: Parcel) -> IoJob:
-        source, target, number = parcel.source, parcel.target, parcel.handover.num_sent
-        links: tuple[str, ...] = (f"sends{source}", f"receives{target}")
-        if parcel.handover.to_host:
-            links = (*links, f"host_memory{target}")
-        yield self._link_ns, parcel.num_bytes, links
+        source, target, handover = parcel.source, parcel.target, parcel.handover
+        host, number = (f"host_memory{target}",) * handover.to_host, handover.num_sent
+        yield self._link_ns, parcel.num_bytes, (f"sends{source}", f"receives{target}", *host)
         self.counters["transfer/link_bytes"] += parcel.num_bytes
-        handover = parcel.handover
         if parcel.num_bytes and self._faults.lost_rate:
             req = handover.req
             name = f"{req.request.id}/{len(req.handovers)}/{number}"
             if Random(f"{self._seed}/{name}").random() < self._faults.lost_rate:
                 handover.is_dead = handover.is_lost = True
-        self._done += (
-            [(target, parcel), (source, parcel)] if parcel.num_bytes else [(target, parcel)]
-        )
+        self._done += [(target, parcel), (source, parcel)][: 2 if parcel.num_bytes else 1]
 
     def delete(self, engine: int, work: StorageDelete) -> IoJob:
         self._storage_of(engine).delete(work.keys)
@@ -435,9 +427,8 @@ class SimulatedExecutor:
         self._io.enqueue(f"query{self._engine}", self._io.query(self._engine, prefetch), now_ns)
 
     def read(self, prefetch: Prefetch, now_ns: int) -> None:
-        self._io.enqueue(
-            f"read{self._engine}", self._io.read(self._engine, prefetch, self._page_bytes), now_ns
-        )
+        engine = self._engine
+        self._io.enqueue(f"read{engine}", self._io.read(engine, prefetch, self._page_bytes), now_ns)
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         ahead = self._num_queries
@@ -460,8 +451,6 @@ class SimulatedExecutor:
         return self._slowdown if self._io.copying[self._engine] else 1.0
 
     def _begin_total_ns(self, batch: Batch) -> int:
-        if not self._begin_ns:
-            return 0
         begun = [each for each in batch.extends if each.start == each.req.cached_len]
         return self._begin_ns * len(begun)
 
@@ -491,11 +480,10 @@ class SimulatedExecutor:
 
 def _capacities(config: StorageConfig, copy_rates: Sequence[dict[str, float]]) -> dict[str, float]:
     # bytes per second of every link
-    shared = config.shared_gbps
     capacities = {
         "storage_read": config.read_gbps * 1e9,
         "storage_write": config.write_gbps * 1e9,
-        "storage": NO_STORAGE_LIMIT if shared is None else shared * 1e9,
+        "storage": (config.shared_gbps or NO_LIMIT_GBPS) * 1e9,
     }
     for engine, rates in enumerate(copy_rates):
         capacities |= {f"{name}{engine}": rate for name, rate in rates.items()}

@@ -41,8 +41,10 @@ GRID = "cache.checkpoints=every"
 SPECULATES = "speculation.drafts=" + ",".join(map(str, range(1, 65)))
 SIMULATED, REAL = "executor.kind=simulated", "executor.kind=torch"
 SEPARATE = "parallel.decode=1.."  # prefill and decode on separate engines
+LINKED = f"{SEPARATE} or storage.kind=peers"
 STORED = f"storage.kind={','.join(STORAGES)},module:Class"
-GROUPS = {"prefetch": STORED, "storage": STORED}  # where all knobs of a group have an effect
+READS = STORED.replace("=", "=peers,")
+GROUPS = {"prefetch": READS, "storage": READS}  # where all knobs of a group have an effect
 MISSING = "???"  # OmegaConf's mark of a value that must be given
 
 
@@ -469,9 +471,9 @@ class ParallelConfig:
     decode: int = knob(0, least=0, most=1024)
     # Speed in GB/s with which an engine sends KV to others, and receives it. 50 is one NIC of 400
     # Gb/s.
-    link_gbps: float = knob(50.0, above=0, only=SEPARATE)
+    link_gbps: float = knob(50.0, above=0, only=LINKED)
     # Latency in seconds of what one engine sends to another, also of messages without KV.
-    link_s: float = knob(0.0005, least=0, most=1e4, only=SEPARATE)
+    link_s: float = knob(0.0005, least=0, most=1e4, only=LINKED)
     # What a decode engine caches: nothing (none); KV on the device (device), or also on the host
     # and in storage (tiers); or nothing, but it writes the KV of answers to storage, where prefill
     # engines find it with the next turn (offload).
@@ -833,7 +835,8 @@ class StorageConfig:
 
     # Storage engine of the third tier: none, memory, mooncake_master (memory that evicts as a
     # Mooncake store does), slab (page slots in large local files), file (one file per page), redis,
-    # mooncake, or your own class as module:Class.
+    # mooncake, peers (no engine: what the hosts of the other engines hold, over the link between
+    # engines; nothing is written), or your own class as module:Class.
     kind: str = "none"
     # Directory (slab, file) or address (redis, mooncake) of the storage engine. None is for engines
     # that need neither.
@@ -844,12 +847,12 @@ class StorageConfig:
     # format of the host; another one needs a plain host.
     format: str | None = knob(None, one_of=FORMATS)
     # Simulated read bandwidth of storage in gigabytes (10**9 bytes) per second.
-    read_gbps: float = knob(6.0, above=0)
+    read_gbps: float = knob(6.0, above=0, only=STORED)
     # Simulated write bandwidth of storage in gigabytes (10**9 bytes) per second.
-    write_gbps: float = knob(4.0, above=0)
+    write_gbps: float = knob(4.0, above=0, only=STORED)
     # Limit on the sum of simulated read and write bandwidth, in gigabytes (10**9 bytes) per second.
     # None means that reads and writes do not slow each other.
-    shared_gbps: float | None = knob(None, above=0)
+    shared_gbps: float | None = knob(None, above=0, only=STORED)
     # Simulated time in seconds of one lookup that asks storage which pages it has.
     query_s: float = knob(0.0005, least=0, most=1e4)
     # Simulated latency in seconds of each read or write batch before its first byte.
@@ -1051,6 +1054,8 @@ class ExperimentConfig:
             )
         if self.parallel.decode:
             self._check_roles()
+        if self.storage.kind == "peers":
+            self._check_peers()
         if self.parallel.pp > 1:
             self._check_stages()
         ranks, executor, storage = self.parallel.ranks, self.executor.kind, self.storage.kind
@@ -1114,6 +1119,20 @@ class ExperimentConfig:
         }
         for setting in (each for each, is_set in refused.items() if is_set):
             raise ValueError(f"separate engines for prefill and decode do not support {setting}")
+
+    def _check_peers(self) -> None:
+        # what reads from the hosts of other engines do not support
+        refused = {
+            "executor.kind=torch": self.executor.kind != "simulated",
+            f"parallel.ranks={self.parallel.ranks}": self.parallel.ranks > 1,
+            "storage.faults": not self.storage.faults.is_harmless,
+            f"storage.format={self.storage.format}": self.storage_format != self.cache.host_format,
+            "parallel.decode_cache=offload": self.parallel.is_offloading,
+            "speculation.draft_kv=sidecar": self.speculation.drafts > 0
+            and self.speculation.draft_kv == "sidecar",
+        }
+        for setting in (each for each, is_set in refused.items() if is_set):
+            raise ValueError(f"storage.kind=peers does not support {setting}")
 
     def _check_stages(self) -> None:
         # what pipeline stages do not support

@@ -16,6 +16,7 @@ from hicache.engine.ranks.lockstep import RankedEngine, joined
 from hicache.engine.roles import Pairs
 from hicache.engine.simulated_runtime import make_runtime
 from hicache.engine.warm import warm_storages
+from hicache.executor.simulated.peers import PeerIo
 from hicache.models.cost import CostModel
 from hicache.observe import invariants
 from hicache.observe.explainer import Case, Explainer
@@ -204,17 +205,15 @@ def _engines(
             first = joined(ranks, config.parallel.hit_agreement, config.storage.batch_pages)
         engines.append(first)
 
-    def show(engine: Engine, role: str) -> Replica:
-        return Replica(
-            engine.scheduler,
-            engine.num_requests,
-            lambda: engine.catch_up(runtime.clock.now()),
-            role,
-        )
+    now = runtime.clock.now
 
+    def show(engine: Engine, role: str) -> Replica:
+        return Replica(engine.scheduler, engine.num_requests, lambda: engine.catch_up(now()), role)
+
+    if isinstance(runtime.io, PeerIo):
+        runtime.io.connect(engines)
     if config.parallel.prefill:
-        pairs = Pairs(engines, config.parallel.prefill, routes[0], routes[-1], show)
-        return engines, pairs.route
+        return engines, Pairs(engines, config.parallel.prefill, routes[0], routes[-1], show).route
     return engines, router_of(routes[0], [show(each, "both") for each in engines])
 
 

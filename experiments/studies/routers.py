@@ -108,41 +108,31 @@ class Events(Scored):
         return scores
 
 
-# by the clock that the engines of a run share: keys that hosts have had, by engine, and of prompts
-READS: "WeakKeyDictionary[object, tuple[list[set[int]], dict[int, tuple[int, ...]]]]" = (
-    WeakKeyDictionary()
-)
+# by the clock that the engines of a run share: the keys of prompts
+READS: "WeakKeyDictionary[object, dict[int, tuple[int, ...]]]" = WeakKeyDictionary()
 
 
 class Reads(Scored):
     """Lets an engine read from a shared store only what has been on its own host before.
 
-    So it reads as from a store of its own. With `peers` 1 it reads what some engine's host holds
-    now: the store stands for fetches from other engines' hosts. `weight` is as in `Events`.
+    So it reads as from a store of its own. `weight` is as in `Events`.
     """
 
-    def __init__(self, world: World, *, weight: float = 0.8, peers: float = 0) -> None:
+    def __init__(self, world: World, *, weight: float = 0.8) -> None:
         super().__init__(device=PREFIX * (1 - weight), cache=PREFIX * weight)
-        clock = world.now_ns.__self__  # type: ignore[attr-defined]
-        self._all, self._prompts = READS.setdefault(clock, ([], {}))
+        self._prompts = READS.setdefault(world.now_ns.__self__, {})  # type: ignore[attr-defined]
         self._own: set[int] = set()
-        self._all.append(self._own)
-        self._page, self._peers = world.page_size, bool(peers)
+        self._page = world.page_size
 
     def on_insert(self, entry: Entry, tier: str) -> None:
         if tier == "host" and entry.kind == "full":
             self._own.update(entry.keys)
-
-    def on_evict(self, entry: Entry, tier: str, why: str) -> None:
-        if self._peers and tier == "host" and entry.kind == "full":
-            self._own.difference_update(entry.keys)
 
     def held_score(self, request: Request, engines: Sequence[Replica]) -> list[float]:
         self._prompts[request.id] = engines[0].keys(request)
         return super().held_score(request, engines)
 
     def prefetch(self, request: Request, held: int, restorable: object, load: object) -> int:
-        hosts = self._all if self._peers else [self._own]
         keys = self._prompts[request.id][held // self._page :]
-        missing = (n for n, key in enumerate(keys) if not any(key in each for each in hosts))
+        missing = (n for n, key in enumerate(keys) if key not in self._own)
         return self._page * next(missing, len(keys))

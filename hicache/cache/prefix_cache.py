@@ -29,27 +29,31 @@ from hicache.cache.tiers.transfer import (
 from hicache.cache.tiers.write_back import WriteBack
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.insertion import attach_state, insert, insert_host
-from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
+from hicache.cache.tree.node import DEVICE, HOST, TIER_NAMES, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
 from hicache.cache.windows import PageWindows
 from hicache.config import StorageConfig
+
+# where a request may find cached tokens; `peer` is the host of another engine
+HIT_TIERS = (*TIER_NAMES, "storage", "peer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acquired:
     """The cached prefix that a request reuses, in tokens.
 
-    `cached_len` is the length of the whole prefix. It is the sum of three parts, by the tier that
-    held them: `device_len`, `host_len` and `storage_len`. `load_back` is the copy from host to
-    device that the request must wait for; None means that there is no copy.
+    `cached_len` is the length of the whole prefix. It is the sum of four parts, by the tier that
+    held them: `device_len`, `host_len`, `storage_len` and `peer_len`. `load_back` is the copy from
+    host to device that the request must wait for; None means that there is no copy.
     """
 
     cached_len: int
     device_len: int
     host_len: int
-    storage_len: int  # host pages that the request's own prefetch had read
     load_back: LoadBack | None
+    storage_len: int = 0  # host pages that the request's own prefetch had read
+    peer_len: int = 0  # those that it had read from the host of another engine
     cold_len: int = 0  # of these tokens, those without KV of the draft
 
     def with_last(self, load_back: LoadBack, prompt_len: int) -> "Acquired":
@@ -93,6 +97,7 @@ class PrefixCache:
         self.knobs = tree.knobs
         self.rules = tree.rules
         self._is_exclusive = tree.knobs.device_host == "exclusive"
+        self._read_as = "peer_len" if storage and storage.kind == "peers" else "storage_len"
         self.counters: Counter[str] = Counter()
         self._bookings = Bookings(tree.kinds, pools, self.counters)
         self.outbox: list[Work] = self._bookings.outbox
@@ -512,13 +517,14 @@ class PrefixCache:
         cold = 0
         if self.tree.marks_cold:
             cold = sum(min(each.end, cached) - each.start for each in node.path() if each.is_cold)
+        read = min(from_storage, max(cached - on_device - on_host, 0)) * size
         return Acquired(
             cached_len=cached * size,
             device_len=min(on_device, cached) * size,
             host_len=min(on_host, max(cached - on_device, 0)) * size,
-            storage_len=min(from_storage, max(cached - on_device - on_host, 0)) * size,
             load_back=load_back,
             cold_len=max(cold, 0) * size,
+            **{self._read_as: read},
         )
 
     def _take_slots(

@@ -7,18 +7,18 @@ from rich import box
 from rich.table import Column, Table
 from rich.text import Text
 
+from hicache.cache.prefix_cache import HIT_TIERS
 from hicache.cache.tiers.transfer import FATES
 from hicache.cli.console import console, machines_of, show_table
 from hicache.observe.reasons import REASONS
 from hicache.results import jobs, pipeline, speculation
 from hicache.results.metrics import HANDOVER_PARTS, QUEUE_CAUSES, TTFT_PARTS
-from hicache.results.roles import TIERS as ROLE_TIERS
 from hicache.results.verdict import CLEAN, in_short, loads, objections, stage_lines
 from hicache.runs.job import Outcome
 from hicache.runs.stored import read_json, read_summary
 
 BAR_WIDTH = 28
-TIERS = ("device hit", "host hit", "storage hit", "computed")
+TIERS = (*(f"{tier} hit" for tier in HIT_TIERS), "computed")
 # shown after the above, if there are any
 OTHERS = (
     ("recomputed after retraction", "cache/recomputed_tokens"),
@@ -102,9 +102,10 @@ def _title(outcome: Outcome) -> Text:
 def _tokens(summary: Mapping[str, float]) -> Table:
     table = _table("Where every prompt token came from", ("tokens", "share"))
     table.add_column("", width=BAR_WIDTH)
-    counts = [summary[f"cache/{name.replace(' ', '_')}_tokens"] for name in TIERS]
-    total = sum(counts)
-    for name, count in zip(TIERS, counts, strict=True):
+    keys = {name: f"cache/{name.replace(' ', '_')}_tokens" for name in TIERS}
+    counts = {name: summary[key] for name, key in keys.items() if key in summary}
+    total = sum(counts.values())
+    for name, count in counts.items():
         share = count / total if total else 0.0
         table.add_row(name, f"{count:,}", f"{share:.1%}", "█" * round(share * BAR_WIDTH))
     table.add_section()
@@ -167,7 +168,7 @@ def _handover_lines(summary: Mapping[str, float]) -> list[str]:
         return []
     return [
         f"decode     {summary['decode/reused_share']:.1%} of the prompt tokens reused "
-        f"({_shares(summary, 'decode/{}_reused_tokens', ROLE_TIERS)}), "
+        f"({_shares(summary, 'decode/{}_reused_tokens', HIT_TIERS)}), "
         f"{size(summary['transfer/link_bytes'])} over the link, "
         f"{summary['decode/failed_handovers_count']:,} handovers failed"
     ]

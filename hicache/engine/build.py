@@ -34,7 +34,10 @@ from hicache.scheduler.running_first import RunningFirst
 from hicache.scheduler.scheduler import Scheduler
 from hicache.scheduler.sender import PrefillScheduler
 
-ROLES: dict[str, type[Scheduler]] = {"prefill": PrefillScheduler, "decode": DecodeScheduler}
+ROLES: dict[str, tuple[type[Scheduler], type[Engine]]] = {
+    "prefill": (PrefillScheduler, PrefillEngine),
+    "decode": (DecodeScheduler, DecodeEngine),
+}
 
 
 def build_engine(
@@ -72,12 +75,12 @@ def build_engine(
     has_storage = runtime.has_storage and config.storage.kind != "none"
     cache = _cache(config, deployment, tree, policy.writes, has_storage=has_storage)
     prefetcher = None
-    if has_storage:
+    if has_storage or config.storage.kind == "peers":
         capacity = deployment.host.full_pages
         tokens = None if capacity is None else capacity * config.cache.page_size
         prefetcher = Prefetcher(cache, config.prefetch, policy.reads, tokens, world.rates)
     is_real = config.executor.kind != "simulated"
-    kind = ROLES.get(place.role) or scheduler_of(config.scheduler.batching)
+    kind, engine_kind = ROLES.get(place.role, (scheduler_of(config.scheduler.batching), Engine))
     num_batches = 1 if is_real else config.parallel.pp  # real stages compute in turn
     scheduler = kind(
         cache,
@@ -94,19 +97,17 @@ def build_engine(
         drafts=Drafts(config.speculation, config.seed) if config.speculation.drafts else None,
     )
     executor = runtime.executor(cache)
-    if isinstance(scheduler, PrefillScheduler):
-        page_bytes = deployment.kinds.page_bytes
-        return PrefillEngine(
-            cache, prefetcher, scheduler, executor, runtime.link, page_bytes, check=check
-        )
-    if isinstance(scheduler, DecodeScheduler):
-        scheduler.decode.setup(config, deployment.kinds.page_bytes)
-        return DecodeEngine(cache, prefetcher, scheduler, executor, runtime.link, check=check)
     if isinstance(executor, PipelineExecutor):
-        engine = PipelineEngine(cache, prefetcher, scheduler, executor, check=check)
+        engine_kind = PipelineEngine
+    engine = engine_kind(cache, prefetcher, scheduler, executor, check=check)
+    if isinstance(engine, PrefillEngine):
+        engine.setup(runtime.link, deployment.kinds.page_bytes)
+    if isinstance(engine, DecodeEngine):
+        engine.scheduler.decode.setup(config, deployment.kinds.page_bytes)
+        engine.link = runtime.link
+    if isinstance(engine, PipelineEngine) and isinstance(executor, PipelineExecutor):
         engine.stages = executor
-        return engine
-    return Engine(cache, prefetcher, scheduler, executor, check=check)
+    return engine
 
 
 def scheduler_of(batching: Batching) -> type[Scheduler]:

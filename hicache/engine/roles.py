@@ -9,16 +9,14 @@ token when all pages have arrived and the promised ones are restored.
 from collections.abc import Callable, Sequence
 
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.prefetch.prefetcher import Prefetcher
-from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tiers.transfer import BackUp, Reported
 from hicache.engine.loop import Engine, Flight
-from hicache.engine.ports import Executor, Link
+from hicache.engine.ports import Link
 from hicache.policies.routing import Replica, Route, router_of
 from hicache.request import Request
 from hicache.scheduler.batch import NOTHING, Extend, Outcome
 from hicache.scheduler.handover import Handover, News, Outage, Parcel, bytes_to_send, moves_to_send
-from hicache.scheduler.intake import DecodeScheduler
+from hicache.scheduler.intake import DecodeScheduler, Intake
 from hicache.scheduler.request_state import RequestState, TokenRun
 from hicache.scheduler.sender import PrefillScheduler
 
@@ -28,7 +26,7 @@ class RoleEngine(Engine):
 
     role = ""
     link: Link
-    is_gone = is_losing = is_returning = False
+    is_losing = False
 
     def _commit_steps(self, flight: Flight, num_steps: int, now_ns: int) -> None:
         counters = self.cache.counters
@@ -45,6 +43,14 @@ class RoleEngine(Engine):
             self.is_returning = True  # when its last copies have ended
         else:
             self.is_gone = self.is_losing = True  # when no batch is in flight
+
+    def deliver(self, done: Reported | Prefetch | News, now_ns: int) -> bool:
+        if isinstance(done, Parcel) and done.num_bytes:
+            handover = done.handover
+            handover.num_landed += self.role == "decode"  # which learns of it first
+            if not (handover.is_settled and (handover.is_whole or handover.is_dead)):
+                return False
+        return super().deliver(done, now_ns)
 
     def take_parcel(self, parcel: Parcel, now_ns: int) -> None:
         raise NotImplementedError
@@ -81,29 +87,11 @@ class PrefillEngine(RoleEngine):
     role = "prefill"
     scheduler: PrefillScheduler
 
-    def __init__(
-        self,
-        cache: PrefixCache,
-        prefetcher: Prefetcher | None,
-        scheduler: PrefillScheduler,
-        executor: Executor,
-        link: Link,
-        page_bytes: list[int],
-        *,
-        check: Callable[[Engine], None] | None,
-    ) -> None:
-        super().__init__(cache, prefetcher, scheduler, executor, check=check)
-        scheduler.decode.held = []
+    def setup(self, link: Link, page_bytes: list[int]) -> None:
+        self.scheduler.decode.held = []
         self.prompts: dict[int, Handover] = {}
         self.later: list[Handover] = []
         self.link, self._page_bytes = link, page_bytes
-
-    def deliver(self, done: Reported | Prefetch | News, now_ns: int) -> bool:
-        if isinstance(done, Parcel) and done.num_bytes:
-            handover = done.handover
-            if not (handover.is_settled and (handover.is_whole or handover.is_dead)):
-                return False
-        return super().deliver(done, now_ns)
 
     def take_parcel(self, parcel: Parcel, now_ns: int) -> None:
         handover = parcel.handover
@@ -203,20 +191,11 @@ class DecodeEngine(RoleEngine):
     role = "decode"
     scheduler: DecodeScheduler
 
-    def __init__(
-        self,
-        cache: PrefixCache,
-        prefetcher: Prefetcher | None,
-        scheduler: DecodeScheduler,
-        executor: Executor,
-        link: Link,
-        *,
-        check: Callable[[Engine], None] | None,
-    ) -> None:
-        super().__init__(cache, prefetcher, scheduler, executor, check=check)
-        self._intake = scheduler.prefill
-        self.link = link
-        self._now_ns = 0
+    _now_ns = 0
+
+    @property
+    def _intake(self) -> Intake:
+        return self.scheduler.prefill
 
     def submit(self, request: Request, now_ns: int, *, came_ns: int | None = None) -> None:
         super().submit(request, now_ns, came_ns=came_ns)
@@ -230,14 +209,6 @@ class DecodeEngine(RoleEngine):
             self.link.send(parcel, self._now_ns)
 
         self._intake.connect(number, self.scheduler.decode, choose, send)
-
-    def deliver(self, done: Reported | Prefetch | News, now_ns: int) -> bool:
-        if isinstance(done, Parcel) and done.num_bytes:
-            handover = done.handover
-            handover.num_landed += 1
-            if not (handover.is_settled and (handover.is_whole or handover.is_dead)):
-                return False
-        return super().deliver(done, now_ns)
 
     def take_parcel(self, parcel: Parcel, now_ns: int) -> None:
         handover, intake = parcel.handover, self._intake
@@ -322,4 +293,4 @@ class Pairs:
     def _present(self, chosen: int, numbers: range) -> int:
         # the chosen engine, or the next one that is not lost, if there is any
         later = [*numbers[numbers.index(chosen) :], *numbers]
-        return next((n for n in later if not getattr(self._engines[n], "is_gone", False)), chosen)
+        return next((n for n in later if not self._engines[n].is_gone), chosen)

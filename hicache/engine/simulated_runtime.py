@@ -13,6 +13,7 @@ from hicache.engine.ports import Runtime
 from hicache.engine.stages import joined_rates, joined_stores, shard_sizes
 from hicache.executor.simulated.cut import CuttingExecutor
 from hicache.executor.simulated.executor import SimulatedExecutor, SimulatedIo
+from hicache.executor.simulated.peers import PeerIo
 from hicache.executor.simulated.pipeline import PipelineExecutor, Stage
 from hicache.executor.simulated.sidecars import DRAFT, WithSidecars
 from hicache.executor.simulated.sparse import SparseExecutor
@@ -37,8 +38,10 @@ class SimulatedRuntime:
         self.has_sidecars = speculation.drafts > 0 and speculation.draft_kv == "sidecar"
         self.storages: list[GuardedStorage] = []
         is_unbounded = config.storage.kind == "memory" and config.storage.capacity_gib is None
-        if is_unbounded and config.storage.faults.is_harmless:
-            self.stores: list[KeyStore] = [EndlessStore() for _ in range(num_ranks)]
+        has_peers = config.storage.kind == "peers"
+        if has_peers or (is_unbounded and config.storage.faults.is_harmless):
+            stores = [EndlessStore() for _ in range(num_ranks)]
+            self.stores: list[KeyStore] = [] if has_peers else [*stores]
         else:
             sizes = {tag: size for tag, size in zip(KEY_TAGS, page_bytes, strict=False) if size}
             if self.has_sidecars:
@@ -59,7 +62,7 @@ class SimulatedRuntime:
             for each, own in rates.items()
         }
         ranks = [each for each in places for _ in range(num_ranks)]
-        self.io = self.link = SimulatedIo(
+        self.io = self.link = (PeerIo if has_peers else SimulatedIo)(
             config.storage,
             self.stores,
             [parts[each] for each in ranks],
@@ -70,11 +73,9 @@ class SimulatedRuntime:
             faults=config.parallel.faults if config.parallel.prefill else None,
         )
         self.counters = self.io.counters
-        self._executors = iter(
-            [
-                _executor(number, each, self.io, page_bytes, rates[each])
-                for number, each in enumerate(ranks)
-            ]
+        self._executors = (
+            _executor(number, each, self.io, page_bytes, rates[each])
+            for number, each in enumerate(ranks)
         )
 
     def beside(self, store: KeyStore) -> KeyStore:
@@ -143,7 +144,7 @@ def _rates(place: Place) -> dict[str, float]:
     rates = link_rates(config, place.deployment)
     if place.deployment.stages:
         rates = joined_rates(rates, place)
-    if place.role != "both":
+    if place.role != "both" or config.storage.kind == "peers":
         rates |= dict.fromkeys(("sends", "receives"), config.parallel.link_gbps * 1e9)
     return rates
 

@@ -82,7 +82,8 @@ class MissingPages:
         if first < end:
             restorable = max(first, self._restorable_end())
             parts += self._prefetched(first, restorable)
-            parts += self._stories(restorable, end, asks_storage=True)
+            is_store = self.config.storage.kind != "peers"
+            parts += self._stories(restorable, end, asks_storage=is_store)
         return self._merged(parts)
 
     # -- what storage could have restored ------------------------------------------------------

@@ -35,7 +35,7 @@ REASONS = {
     "prefetch_cut": "the prefetch was cut to the free host memory",
     "prefetch_late": "the request started before storage had answered or begun to read",
     "prefetch_stopped": "the stop policy ended the prefetch before this was read",
-    "prefetch_lost": "storage reported it as present but did not deliver it",
+    "prefetch_lost": "storage or a peer reported it as present but did not deliver it",
     "load_back_too_short": "the host hit was shorter than compat.rules.load_back_threshold",
     "load_back_failed": "it was on the host, but the device had no room for it",
     "dropped_for_draft": "it was cached, and computed again for the draft (speculation.key)",

@@ -45,8 +45,9 @@ class Transfer:
         start_ns: when the engine submitted the transfer.
         end_ns: when the engine learned that the transfer had ended. None means that it has not
             ended.
-        about: `request` and `pages` of a storage query or read; `bytes` of a copy; `request`,
-            `bytes` and the engine that receives (`to`) of a handover.
+        about: `request` and `pages` of a storage query or read, and the engine whose host is read
+            instead (`source`); `bytes` of a copy; `request`, `bytes` and the engine that receives
+            (`to`) of a handover.
     """
 
     kind: str
@@ -168,7 +169,8 @@ class _WatchedExecutor:
 
 
 def _about(prefetch: Prefetch) -> dict[str, int | None]:
-    return {"request": prefetch.request_id, "pages": prefetch.num_pages}
+    about: dict[str, int | None] = {"request": prefetch.request_id, "pages": prefetch.num_pages}
+    return about if prefetch.source is None else about | {"source": prefetch.source}
 
 
 class _WatchedLink:

@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
 
-from hicache.results.report import QUEUE_COLORS, TIER_COLORS, merged_rows
+from hicache.results.report import QUEUE_COLORS, merged_rows, tier_colors
 
 DPI = 150
 SIZE = (5, 6.4)  # inches; a narrow figure stays readable on a phone
@@ -47,13 +47,14 @@ def draw_tokens(rows: Sequence[Mapping[str, float]], *, run: str = "") -> Figure
         top.text(0.02, 0.9, "No interval of tracker.interval_s ended.", transform=top.transAxes)
         return figure
     ends = [row["time_s"] / 60 for row in merged]
-    keys = [f"interval/{name.replace(' ', '_')}_tokens" for name in TIER_COLORS]
+    colors = tier_colors("interval", merged[0])
+    keys = [f"interval/{name.replace(' ', '_')}_tokens" for name in colors]
     tokens = np.array([[row[key] for row in merged] for key in keys])
     totals = tokens.sum(axis=0)
     # an interval without tokens has no shares, and leaves a gap
     shares = np.divide(tokens, totals, out=np.full(tokens.shape, np.nan), where=totals > 0)
     floor = np.zeros(len(merged))
-    for (name, color), share in zip(TIER_COLORS.items(), shares, strict=True):
+    for (name, color), share in zip(colors.items(), shares, strict=True):
         top.stairs(floor + share, [0, *ends], baseline=floor, fill=True, color=color, label=name)
         floor = floor + share
     top.set_ylabel("share of prompt tokens")
@@ -67,7 +68,7 @@ def draw_tokens(rows: Sequence[Mapping[str, float]], *, run: str = "") -> Figure
     bottom.set_ylim(0, max(1, bottom.get_ylim()[1]))
     bottom.yaxis.set_major_formatter(EngFormatter(sep=""))
     top.legend(
-        frameon=False, loc="upper left", bbox_to_anchor=(0, -0.12), ncols=4, fontsize="small"
+        frameon=False, loc="upper left", bbox_to_anchor=(0, -0.12), ncols=5, fontsize="small"
     )
     bottom.legend(frameon=False, loc="upper left", fontsize="small")
     for axes in (top, bottom):

@@ -11,7 +11,12 @@ from hicache.engine.deployment import Deployment, Place
 from hicache.models.cost import CostModel
 from hicache.request import Request, TokenSpans
 from hicache.results.keys import COUNTERS
-from hicache.results.metrics import REQUIRED_MEASURES, RequestRecord, request_times
+from hicache.results.metrics import (
+    PEER_BYTES,
+    REQUIRED_MEASURES,
+    RequestRecord,
+    request_times,
+)
 from hicache.results.pipeline import pipeline_measures
 from hicache.results.recorder import Tally
 from hicache.results.roles import OFFERED_BATCH, role_measures
@@ -53,6 +58,10 @@ def run_measures(
         "tree/nodes_count": tally.num_nodes,
     }
     measures |= role_measures(config.parallel, places, records, counters, span_s)
+    if config.storage.kind == "peers":  # on average over the engines
+        peer_bytes = measures[PEER_BYTES] = counters[PEER_BYTES]
+        rho = peer_bytes / span_s / (config.parallel.link_gbps * 1e9) / tally.num_engines
+        measures["load/rho_link"] = measures.get("load/rho_link", 0) + rho
     for stage in tally.stages:
         part = [each for each in records if stage.start_ns <= each.arrival_ns < stage.end_ns]
         stage_s = (stage.end_ns - stage.start_ns) / SECOND_NS

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import fsum
 
+from hicache.cache.prefix_cache import HIT_TIERS
 from hicache.cache.tiers.transfer import FATES
 from hicache.clock import SECOND_NS
 from hicache.observe.reasons import REASONS
@@ -64,6 +65,7 @@ REQUIRED_MEASURES = (
     "gpu/busy_s",
     "gpu/prefill_s",
 )
+PEER_BYTES = "transfer/peer_bytes"  # only if engines read from each other's hosts
 START_UP_NS = 60 * SECOND_NS  # time since the first counted arrival
 
 
@@ -89,9 +91,9 @@ class RequestRecord:
             request may wait for the answer to the previous turn of its session.
         finish_ns: when the last token was generated, or when the request was aborted. None if the
             request was rejected.
-        device_hit_len, host_hit_len, storage_hit_len: prompt tokens found in each cache tier when
-            the request was first admitted.
-        computed_len: all other prompt tokens. The four lengths sum to `prompt_len`.
+        device_hit_len, host_hit_len, storage_hit_len, peer_hit_len: prompt tokens found in each
+            cache tier when the request was first admitted.
+        computed_len: all other prompt tokens. The five lengths sum to `prompt_len`.
         recomputed_len: tokens computed again after the request was retracted, that is, preempted
             for lack of memory.
         queue_ns, storage_wait_ns, load_back_ns, prefill_ns, transfer_ns, restore_ns: the parts of
@@ -115,6 +117,7 @@ class RequestRecord:
     device_hit_len: int = 0
     host_hit_len: int = 0
     storage_hit_len: int = 0  # read by this request's own prefetch
+    peer_hit_len: int = 0  # likewise, from the host of another engine
     computed_len: int = 0
     recomputed_len: int = 0
     dropped_len: int = 0  # part of `computed_len`: cached, and computed again for the draft
@@ -215,7 +218,7 @@ def summarize(
         **request_times(records),
         **_rates(finished),
         **_sample(finished),
-        **_tokens(records, finished),
+        **_tokens(records, finished, has_peers=PEER_BYTES in measures),
         "prefetch/unused_pages": measures["prefetch/unused_at_end_pages"]
         + measures["prefetch/evicted_unused_pages"],
         "prefetch/useful_share": _ratio(
@@ -262,9 +265,8 @@ def check(record: RequestRecord) -> None:
         AssertionError: hit and computed tokens do not sum to the prompt length, or the parts of the
             time to first token do not sum to that time.
     """
-    split = (
-        record.device_hit_len + record.host_hit_len + record.storage_hit_len + record.computed_len
-    )
+    hits = {tier: getattr(record, f"{tier}_hit_len") for tier in HIT_TIERS}
+    split = sum(hits.values()) + record.computed_len
     # an abort may come before or after admission
     is_allowed = (split == 0 and record.status is not Status.finished) or (
         split == record.prompt_len and record.status is not Status.rejected
@@ -280,8 +282,7 @@ def check(record: RequestRecord) -> None:
         )
     assert is_allowed, (
         f"request {record.id} ({record.status}) has a prompt of {record.prompt_len} tokens, "
-        f"and {record.device_hit_len} device + {record.host_hit_len} host + "
-        f"{record.storage_hit_len} storage + {record.computed_len} computed = {split}"
+        f"and hits of {hits} + {record.computed_len} computed = {split}"
     )
     if record.status is Status.finished:
         assert record.first_token_ns is not None, f"request {record.id} finished with no token"
@@ -351,11 +352,12 @@ def _sample(finished: Sequence[RequestRecord]) -> dict[str, float | int]:
 
 
 def _tokens(
-    records: Sequence[RequestRecord], finished: Sequence[RequestRecord]
+    records: Sequence[RequestRecord], finished: Sequence[RequestRecord], *, has_peers: bool
 ) -> dict[str, float | int]:
     hits = {
         tier: sum(getattr(record, f"{tier}_hit_len") for record in finished)
-        for tier in ("device", "host", "storage")
+        for tier in HIT_TIERS
+        if has_peers or tier != "peer"
     }
     computed = sum(record.computed_len for record in finished)
     hit = sum(hits.values())

@@ -31,7 +31,7 @@ from hicache.results.metrics import (
 from hicache.scheduler.request_state import RequestState, TokenRun
 from hicache.workload.rounds import stage_at
 
-TIER_TOKENS = ("device_hit", "host_hit", "storage_hit", "computed")
+TIER_TOKENS = ("device_hit", "host_hit", "storage_hit", "computed", "peer_hit")
 PROGRESS_EVERY = 100  # requests between two progress reports
 
 
@@ -163,7 +163,9 @@ class Recorder:
             self._left[number] += 1
         self._num_done = 0
         self._num_finished = 0
-        self._before = dict.fromkeys(TIER_TOKENS, 0)
+        # hits from peers last, where there are any
+        self._tiers = TIER_TOKENS[: None if config.storage.kind == "peers" else -1]
+        self._before = dict.fromkeys(self._tiers, 0)
         self._finished_before = 0
         self._counters = [engine.cache.counters for engine in engines] + list(counters)
         self._uncounted: Counter[str] = Counter()
@@ -339,6 +341,7 @@ class Recorder:
             device_hit_len=req.device_len,
             host_hit_len=req.host_len,
             storage_hit_len=req.storage_len,
+            peer_hit_len=req.peer_len,
             computed_len=req.computed_len,
             recomputed_len=req.recomputed_len,
             dropped_len=req.dropped_len,
@@ -403,9 +406,9 @@ class Recorder:
             return
         totals = {
             name: sum(engine.cache.counters[f"cache/{name}_tokens"] for engine in self._engines)
-            for name in TIER_TOKENS
+            for name in self._tiers
         }
-        tokens = {name: totals[name] - self._before[name] for name in TIER_TOKENS}
+        tokens = {name: totals[name] - self._before[name] for name in self._tiers}
         row = {
             "time_s": end_ns / SECOND_NS,
             **{f"interval/{name}_tokens": number for name, number in tokens.items()},

@@ -34,6 +34,7 @@ TIER_COLORS = {
     "device hit": "#009E73",
     "host hit": "#56B4E9",
     "storage hit": "#E69F00",
+    "peer hit": "#F0E442",
     "computed": "#B8B8B8",
 }
 PART_COLORS = {
@@ -77,6 +78,12 @@ KNOBS = {
 }
 
 
+def tier_colors(area: str, counted: Mapping[str, float]) -> dict[str, str]:
+    """Return the colors of those tiers of which `counted` has the tokens, as keys of `area`."""
+    names = {name: f"{area}/{name.replace(' ', '_')}_tokens" for name in TIER_COLORS}
+    return {name: TIER_COLORS[name] for name, key in names.items() if key in counted}
+
+
 def write_report(
     run_dir: Path,
     *,
@@ -106,7 +113,7 @@ def write_report(
             *filter(None, [each(summary) for each in OUTCOMES]),
             *stage_lines(summary),
         ],
-        colors=TIER_COLORS,
+        colors=tier_colors("cache", summary),
         times={key: name for key, name in TIMES.items() if f"request/{key}_s_mean" in summary},
         statistics=["mean", *(f"p{percent}" for percent in PERCENTILES)],
         charts=[*_charts_over_time(rows), *_charts_of_requests(records)],
@@ -127,10 +134,11 @@ def _charts_over_time(rows: Sequence[Mapping[str, float]]) -> list[dict[str, Any
     def column(key: str) -> NDArray[np.float64]:
         return np.array([row[key] for row in merged], float)
 
-    tokens = {name: column(f"interval/{name.replace(' ', '_')}_tokens") for name in TIER_COLORS}
+    colors = tier_colors("interval", merged[0])
+    tokens = {name: column(f"interval/{name.replace(' ', '_')}_tokens") for name in colors}
     total = np.sum(list(tokens.values()), axis=0)
     total[total == 0] = np.nan  # an interval without tokens has no shares
-    tiers = [series(name, TIER_COLORS[name], minutes, tokens[name] / total) for name in tokens]
+    tiers = [series(name, colors[name], minutes, tokens[name] / total) for name in tokens]
     counts = [
         series(name, color, minutes, column(f"queue/{name}_count"))
         for name, color in QUEUE_COLORS.items()

@@ -140,6 +140,8 @@ def read_requests(run_dir: Path) -> "pd.DataFrame":
         raise
     except Exception as error:  # pyarrow, pandas, gzip and zlib have errors of their own
         raise ValueError(f"{file} is damaged ({type(error).__name__}: {error})") from error
+    if "peer_hit_len" not in table:  # the run of an earlier version
+        table["peer_hit_len"] = 0
     for name in (item.name for item in fields(RequestRecord) if item.name not in PARTS):
         if name not in table or (name not in TEXTS and table[name].dtype.kind not in "iuf"):
             # a column without any value has the type of objects

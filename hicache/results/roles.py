@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from hicache.cache.tree.node import TIER_NAMES
+from hicache.cache.prefix_cache import HIT_TIERS
 from hicache.clock import SECOND_NS
 from hicache.config import ParallelConfig
 from hicache.engine.deployment import Place
@@ -10,11 +10,10 @@ from hicache.models.cost import CostModel
 from hicache.results.metrics import RequestRecord
 
 OFFERED_BATCH = 32  # assumed decode batch size, to price the decode steps of an isolated request
-TIERS = (*TIER_NAMES, "storage")
 ROLES = ("prefill", "decode")
 # counted by decode engines
 COUNTERS = (
-    *(f"decode/{tier}_reused_tokens" for tier in TIERS),
+    *(f"decode/{tier}_reused_tokens" for tier in HIT_TIERS),
     "decode/failed_handovers_count",
     "decode/offloaded_pages",
     "transfer/link_bytes",
@@ -30,10 +29,11 @@ MEASURES = (
 def as_sglang_reports(record: RequestRecord) -> tuple[int, int, int, int]:
     """Return the hits of a request as SGLang's decode engine adds them up.
 
-    They are tokens in total, on device, on host and in storage. Those that only the decode engine
-    held count as device hits.
+    They are tokens in total, on device, on host and in storage, where hits from peers count too.
+    Those that only the decode engine held count as device hits.
     """
-    hits = record.device_hit_len, record.host_hit_len, record.storage_hit_len
+    stored_len = record.storage_hit_len + record.peer_hit_len
+    hits = record.device_hit_len, record.host_hit_len, stored_len
     more = max(record.reused_len - sum(hits), 0)
     return sum(hits) + more, hits[0] + more, hits[1], hits[2]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from hicache.cache.prefix_cache import HIT_TIERS
 from hicache.config import ExperimentConfig
 from hicache.scheduler.drafts import expected_tokens
 
@@ -42,7 +43,7 @@ def outcome(summary: Mapping[str, float]) -> str | None:
     told = measures_of(summary)
     if not told:
         return None
-    hits = sum(summary[f"cache/{tier}_hit_tokens"] for tier in ("device", "host", "storage"))
+    hits = sum(summary.get(f"cache/{tier}_hit_tokens", 0) for tier in HIT_TIERS)
     cold = told["draft_cold_tokens"]
     return (
         f"{told['tokens_per_step']:.2f} tokens gained per request and decode step; "

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from hicache.cache.prefix_cache import HIT_TIERS
+
 Summary = Mapping[str, float]
 
 # a start-up dominates the waiting with at least this share of it, or with this more than its share
@@ -191,7 +193,7 @@ def _inert_host(summary: Summary) -> float | None:
     prompts = summary.get("request/prompt_tokens")
     if not prompts or not summary.get("transfer/back_up_bytes"):
         return None
-    return sum(summary[f"cache/{tier}_hit_tokens"] for tier in ("host", "storage")) / prompts
+    return sum(summary.get(f"cache/{tier}_hit_tokens", 0) for tier in HIT_TIERS[1:]) / prompts
 
 
 def _start_up(summary: Summary) -> float | None:

@@ -16,7 +16,7 @@ from hicache.scheduler.request_state import RequestState
 
 # what a request spends before its first token, on the engine that computes its prompt
 SPENT = ("own_ns", "shared_ns", "fence_ns", "load_back_ns")
-FOUND = ("device_len", "host_len", "storage_len", "computed_len", "admitted_ns")
+FOUND = ("device_len", "host_len", "storage_len", "peer_len", "computed_len", "admitted_ns")
 
 
 class Handover:

@@ -13,6 +13,7 @@ from math import ceil, inf
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import PageIds
 from hicache.cache.prefetch.prefetch import Phase
+from hicache.cache.prefix_cache import HIT_TIERS
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.keys import keys
@@ -270,7 +271,7 @@ class Intake(Prefill):
         if acquired is None:
             return None
         req.load_back = acquired.load_back
-        for tier in ("device", "host", "storage"):
+        for tier in HIT_TIERS:
             self.counters[f"decode/{tier}_reused_tokens"] += getattr(acquired, f"{tier}_len")
         return acquired.cached_len
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from hicache.cache.prefetch.prefetcher import Prefetcher
-from hicache.cache.prefix_cache import Acquired, PrefixCache
+from hicache.cache.prefix_cache import HIT_TIERS, Acquired, PrefixCache
 from hicache.cache.tree.lookup import look
 from hicache.cache.tree.node import Lock, MatchResult
 from hicache.clock import NEVER
@@ -444,14 +444,14 @@ class Prefill:
             return
         req.admitted_ns, req.draft_cold_len = now_ns, req.cold_len
         req.end_queue(self.queue_waits.mark(now_ns))
-        req.device_len, req.host_len = acquired.device_len, acquired.host_len
-        req.storage_len, req.computed_len = acquired.storage_len, computed
+        for tier in HIT_TIERS:
+            num_tokens = getattr(acquired, f"{tier}_len")
+            setattr(req, f"{tier}_len", num_tokens)
+            self.counters[f"cache/{tier}_hit_tokens"] += num_tokens
+        req.computed_len = computed
         if req.cold_len or req.dropped_len:
             self.counters["speculation/draft_cold_tokens"] += req.cold_len
             self.counters["speculation/dropped_tokens"] += req.dropped_len
-        self.counters["cache/device_hit_tokens"] += req.device_len
-        self.counters["cache/host_hit_tokens"] += req.host_len
-        self.counters["cache/storage_hit_tokens"] += req.storage_len
         self.counters["cache/computed_tokens"] += computed
 
     # -- chunks --------------------------------------------------------------------------------

@@ -45,8 +45,8 @@ class RequestState:
         self.missed: list[int] = []  # page boundaries of its answer of which no state was kept
         self.branch_len: int | None = None  # of the match with which it last started
         self.defer_reason: Reason | None = None  # of the last decision; None once it is admitted
-        self.device_len = self.host_len = self.storage_len = self.computed_len = 0
-        self.recomputed_len = 0
+        self.device_len = self.host_len = self.storage_len = self.peer_len = 0
+        self.computed_len = self.recomputed_len = 0
         self.ready_len = 0  # tokens on the device alone at the last admission
         # tokens of its hit without KV of the draft: at the last admission, and at the first
         self.cold_len = self.draft_cold_len = 0

@@ -18,11 +18,10 @@ class Sender(Decode):
         self.held.append(req)
 
     def take_out(self, request_id: int) -> RequestState | None:
-        for req in self.held:
-            if req.request.id == request_id:
-                self.held.remove(req)
-                return req
-        return None
+        req = next((each for each in self.held if each.request.id == request_id), None)
+        if req is not None:
+            self.held.remove(req)
+        return req
 
     def release(self, req: RequestState) -> None:
         """Leave a prompt to the cache, and free the rest of its memory."""

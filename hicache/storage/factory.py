@@ -24,7 +24,7 @@ from hicache.storage.guards.faults import Fault, FaultyStorage
 from hicache.storage.guards.own import OwnStorage
 from hicache.user_code import UserCodeError, loaded, user_code
 
-KINDS = ("none", *STORAGES)
+KINDS = ("none", "peers", *STORAGES)
 # consecutive failed calls after which storage is bypassed, and the seconds for which it is
 BREAKER_FAILURES, BREAKER_RETRY_S = 3, 5.0
 ASKED = [name for name in vars(Storage) if not name.startswith("_")]  # an engine's methods
@@ -33,7 +33,7 @@ ASKED = [name for name in vars(Storage) if not name.startswith("_")]  # an engin
 def open_storage(
     config: StorageConfig, *, namespace: str, page_bytes: Mapping[int, int] | None
 ) -> Storage | None:
-    """Open the storage engine that `config.kind` names; return None if the kind is `none`.
+    """Open the storage engine that `config.kind` names; return None if it is `none` or `peers`.
 
     `config.root` is a directory for the kinds slab and file, a URL for redis, and the master's
     HOST:PORT for mooncake. For mooncake, `config.capacity_gib` is the memory that this process
@@ -48,7 +48,7 @@ def open_storage(
     """
     capacity_bytes = None if config.capacity_gib is None else int(config.capacity_gib * 2**30)
     match config.kind:
-        case "none":
+        case "none" | "peers":
             return None
         case "memory":
             return MemoryStorage(capacity_bytes=capacity_bytes, page_bytes=page_bytes)

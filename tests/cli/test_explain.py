@@ -303,3 +303,16 @@ def test_the_first_line_names_the_longest_part_of_the_time_to_the_first_token(ma
     assert _headline(record) == "first token after 0 µs, 30% of it waiting between its steps"
     record = make_record(1, status=Status.aborted, first_token_ns=None, reason="its client left")
     assert _headline(record) == "aborted before its first token: its client left"
+
+
+def test_a_read_from_a_peer_names_the_engine(tmp_path):
+    words = ("storage=peers", "parallel.replicas=2", "parallel.router=round_robin")
+    more = ("prefetch.stop=wait_complete", "cache.host_gib=16", "workload.limit=40")
+    again = rerun(stored(tmp_path, *words, *more))
+    assert again.differences == ()
+    record = max(again.records.values(), key=lambda each: each.peer_hit_len)
+    told = "\n".join(lines(again, [record.id], 0))
+    assert f"engine {1 - record.engine} answered: " in told
+    assert f"{record.peer_hit_len:,} read from the host of another engine" in told
+    read = [each for each in again.timeline.transfers if each.about.get("request") == record.id]
+    assert read[-1].about["source"] == 1 - record.engine

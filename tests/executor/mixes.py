@@ -262,7 +262,7 @@ class CarriedIo(SimulatedIo):
             stored = [all(each) for each in zip(stored, flags, strict=True)]
         return stored.count(False)
 
-    def _load(self, engine, load):
+    def _load(self, engine, prefetch, load):
         keys, items = load.keys, load.items
         least = len(keys)
         for storage, payloads in self._parts(engine, items):

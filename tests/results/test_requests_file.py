@@ -63,3 +63,9 @@ def test_the_columns_of_a_file_have_one_type_even_without_values(tmp_path, make_
     held = read_requests(tmp_path)
     assert held["finish_ns"].isna().all()
     assert (held["prompt_len"].dtype.kind, held["reason"].tolist()) == ("i", ["x"])
+
+
+def test_a_file_of_an_earlier_version_has_no_hits_from_peers(tmp_path, make_record):
+    write_requests(tmp_path, [make_record(0)])
+    read_requests(tmp_path).drop(columns="peer_hit_len").to_parquet(tmp_path / FILES[0])
+    assert read_requests(tmp_path)["peer_hit_len"].tolist() == [0]

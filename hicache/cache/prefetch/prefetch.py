@@ -42,6 +42,7 @@ class Prefetch:
     needs: Extents  # windows and state: the last pages of each that a restorable prefix needs
     staged: list[PageIds]  # by kind
     keeps_part: bool = False  # a part that can be restored is kept if not all pages come
+    source: int | None = None  # number of the engine whose host is read; None means storage
     first_poll_ns: int | None = None
     answered_ns: int | None = None  # when storage's answer arrived
     restorable: list[int] | None = None  # prefix lengths in pages that storage could restore

@@ -140,7 +140,7 @@ class Prefetcher:
         prefetch.answered_ns = now_ns
         lengths = prefetch.restorable or []
         listener = self.cache.tree.listener
-        if listener is not None and lengths:
+        if listener is not None and lengths and prefetch.source is None:
             listener.found(prefetch.sequence, prefetch.start_page, lengths, prefetch.needs)
         hit = self._amount(prefetch, lengths)
         if hit * self._page < self.config.threshold:

@@ -61,6 +61,16 @@ def _path(tree: RadixTree, tokens: bytes, max_len: int, namespace: str) -> tuple
     # the nodes of whole pages, of which only the last one may differ from `tokens` or go on; how
     # many pages of the prompt were dropped behind them, and where those on the device then end
     end = tree.num_pages(max_len + tree.peek)
+    path = path_of(tree, tokens, end, namespace)
+    if not (path and tree.drops_block):
+        return path, 0, end
+    hit, ready, dropped = tree.drop(path, max_len // tree.page_size)
+    path = [(node, min(reached, hit)) for node, reached in path if node.start < hit]
+    return path, dropped, ready
+
+
+def path_of(tree: RadixTree, tokens: bytes, end: int, namespace: str) -> Path:
+    """Return the nodes whose full KV is cached without a gap, of the pages of `tokens` to `end`."""
     path: Path = []
     node = tree.roots.get(namespace)
     while node is not None and node.end < end:
@@ -71,11 +81,7 @@ def _path(tree: RadixTree, tokens: bytes, max_len: int, namespace: str) -> tuple
         pages = tree.num_shared(child, tokens, end)
         path.append((child, child.start + pages))
         node = child if pages == child.num_pages else None
-    if not (path and tree.drops_block):
-        return path, 0, end
-    hit, ready, dropped = tree.drop(path, max_len // tree.page_size)
-    path = [(node, min(reached, hit)) for node, reached in path if node.start < hit]
-    return path, dropped, ready
+    return path
 
 
 def _usable(tree: RadixTree, path: Path, *, on_device: bool) -> int:

@@ -164,14 +164,17 @@ class Storyteller:
                 yield life.looked_ns, f"no prefetch was started: {DECLINED[life.declined]}"
             return
         first, asked = prefetch.start_page * self._page, prefetch.asked_pages * self._page
+        whom, who = "storage", "storage"
+        if self._run.config.storage.kind == "peers":
+            whom, who = "the other engines", f"engine {prefetch.source}"
         yield (
             prefetch.enqueued_ns,
-            f"prefetch: asked storage for {asked:,} tokens from token {first:,} on"
+            f"prefetch: asked {whom} for {asked:,} tokens from token {first:,} on"
             + self._cut(prefetch),
         )
         if prefetch.answered_ns is not None:
             hit = max(prefetch.restorable or [0]) * self._page
-            yield prefetch.answered_ns, f"storage answered: {hit:,} of these tokens can be restored"
+            yield prefetch.answered_ns, f"{who} answered: {hit:,} of these tokens can be restored"
         if prefetch.read_ns is not None:
             began_ns, ended_ns = prefetch.read_ns
             read, planned = prefetch.completed_pages * self._page, prefetch.num_pages * self._page
@@ -250,6 +253,7 @@ def _size(record: RequestRecord) -> str:
         (record.device_hit_len, "on the device"),
         (record.host_hit_len, "on the host"),
         (record.storage_hit_len, "read from storage"),
+        (record.peer_hit_len, "read from the host of another engine"),
         (record.computed_len, "computed"),
     )
     parts = [f"{length:,} {where}" for length, where in tiers if length]

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from hicache.cache.prefix_cache import HIT_TIERS
 from hicache.clock import SECOND_NS
 from hicache.results.metrics import PERCENTILES, TTFT_PARTS
 
@@ -53,7 +54,7 @@ METRICS: dict[str, Metric] = {
     "request/prompt_tokens": _total("prompt_len"),
     "request/output_tokens": _total("output_len"),
 }
-for _name in ("device_hit", "host_hit", "storage_hit", "computed", "recomputed"):
+for _name in (*(f"{tier}_hit" for tier in HIT_TIERS), "computed", "recomputed"):
     METRICS[f"cache/{_name}_tokens"] = _total(f"{_name}_len")
 for _name in ("ttft", "tpot", "e2e", *TTFT_PARTS):
     METRICS[f"request/{_name}_s_mean"] = _mean_time(_name)

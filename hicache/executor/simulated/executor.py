@@ -35,12 +35,12 @@ from hicache.scheduler.handover import Outage, Parcel
 
 Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, bytes moved after it, links crossed)
 IoJob = Generator[Wait, None, None]
-NO_STORAGE_LIMIT = 1e15  # bytes a second: a link that never binds
+NO_LIMIT_GBPS = 1e6  # a link that never binds
 
 
 # a group of storage workers, and the operations that wait for one of them; `busy_counter` is the
 # mean busy time of `num_counted` workers
-class _Workers:
+class Workers:
     def __init__(self, operation: str, num_workers: int, num_counted: int) -> None:
         self.num_free = num_workers
         self.num_counted = num_counted
@@ -54,6 +54,8 @@ class SimulatedIo:
     Each operation is a generator. It yields what it waits for: a delay, or bytes that move over
     links. Storage operations queue until a storage worker is free, and then run to their end.
     """
+
+    _bytes_read = "transfer/storage_read_bytes"
 
     def __init__(
         self,
@@ -95,11 +97,11 @@ class SimulatedIo:
         self.links = Links(_capacities(config, copy_rates))
         self.overlaps_loads = overlaps_loads
         self.storages = storages
-        self._stalls = stalls or [Stall() for _ in storages]
+        self._num_ranks = max(len(storages), 1)
+        self._stalls = stalls or [Stall() for _ in range(self._num_ranks)]
         self.config = config
         self._query_ns, self._operation_ns = to_ns(config.query_s), to_ns(config.operation_s)
         self._sidecar_ns, self._link_ns = to_ns(config.sidecar_s), to_ns(link_s)
-        self._num_ranks = max(len(storages), 1)
         self._seed = seed
         self._delays: dict[int, Random] = {}
         self.counters: Counter[str] = Counter()
@@ -108,16 +110,14 @@ class SimulatedIo:
         self._flows: dict[int, IoJob] = {}
         self._now = 0
         self._done: list[Delivery] = []
-        num_readers, num_writers = (
-            number * self._num_ranks for number in (config.read_workers, config.write_workers)
-        )
+        counts = {"read": config.read_workers, "write": config.write_workers}
         self._workers = {
-            "read": _Workers("read", num_readers, num_readers),
-            "write": _Workers("write", num_writers, num_writers),
+            name: Workers(name, *[each * self._num_ranks] * 2) for name, each in counts.items()
         }
-        # an engine queries one request at a time, as SGLang's prefetch thread does
         for engine in range(len(copy_rates)):
-            self._workers[f"query{engine}"] = _Workers("query", 1, len(copy_rates))
+            self._workers[f"read{engine}"] = self._workers["read"]
+            # an engine queries one request at a time, as SGLang's prefetch thread does
+            self._workers[f"query{engine}"] = Workers("query", 1, len(copy_rates))
         self.copying: Counter[int] = Counter()  # copies under way, by engine
         # when the copies of a link end (ns), if nothing else slows them; by engine
         self._copied_ns = {direction: [0] * len(copy_rates) for direction in self._routes}
@@ -163,8 +163,8 @@ class SimulatedIo:
     def enqueue(self, worker: str, work: IoJob, now_ns: int) -> None:
         """Start a storage operation as soon as a storage worker is free.
 
-        `worker` names a group of workers. All engines share the groups "read" and "write". The
-        group "query0" belongs to engine 0, "query1" to engine 1, and so on.
+        `worker` names a group of workers. The groups "query0" and "read0" belong to engine 0, and
+        so on. All engines share the group "write", and with one storage those that read.
         """
         self._now = now_ns
         workers = self._workers[worker]
@@ -199,7 +199,7 @@ class SimulatedIo:
     def query(self, engine: int, prefetch: Prefetch) -> IoJob:
         yield self._query_ns, 0, ()
         if not prefetch.is_settled:
-            restorable = prefetch.ask(self._storage_of(engine).contains)
+            restorable = self._ask(engine, prefetch)
             yield self._stall_ns(engine), 0, ()
             if not prefetch.is_settled:
                 prefetch.restorable = restorable
@@ -207,10 +207,10 @@ class SimulatedIo:
         self._done.append((engine, prefetch))
 
     def read(self, engine: int, prefetch: Prefetch, page_bytes: Sequence[int]) -> IoJob:
-        links = ("storage_read", "storage", f"host_memory{engine}")
+        links = self._read_links(engine, prefetch)
         began_ns = self._now
         for load in read_script(prefetch, self.config.batch_pages):
-            load.found = self._load(engine, load)
+            load.found = self._load(engine, prefetch, load)
             late_ns = self._stall_ns(engine)
             num_bytes = load.found * page_bytes[FULL]
             if load.restores:
@@ -218,7 +218,7 @@ class SimulatedIo:
                 sizes = [len(page_ids) * page_bytes[kind] for kind, page_ids in load.parts]
                 num_bytes = sum(sizes) if load.is_whole else 0
             yield self._latency_ns(engine) + late_ns, num_bytes, links
-            self.counters["transfer/storage_read_bytes"] += num_bytes
+            self.counters[self._bytes_read] += num_bytes
             if load.restores:
                 prefetch.restored_pages = load.restores if load.is_whole else 0
                 continue
@@ -269,21 +269,16 @@ class SimulatedIo:
             self._done.append((engine, Outage(is_over=is_over)))
 
     def _send(self, parcel: Parcel) -> IoJob:
-        source, target, number = parcel.source, parcel.target, parcel.handover.num_sent
-        links: tuple[str, ...] = (f"sends{source}", f"receives{target}")
-        if parcel.handover.to_host:
-            links = (*links, f"host_memory{target}")
-        yield self._link_ns, parcel.num_bytes, links
+        source, target, handover = parcel.source, parcel.target, parcel.handover
+        host, number = (f"host_memory{target}",) * handover.to_host, handover.num_sent
+        yield self._link_ns, parcel.num_bytes, (f"sends{source}", f"receives{target}", *host)
         self.counters["transfer/link_bytes"] += parcel.num_bytes
-        handover = parcel.handover
         if parcel.num_bytes and self._faults.lost_rate:
             req = handover.req
             name = f"{req.request.id}/{len(req.handovers)}/{number}"
             if Random(f"{self._seed}/{name}").random() < self._faults.lost_rate:
                 handover.is_dead = handover.is_lost = True
-        self._done += (
-            [(target, parcel), (source, parcel)] if parcel.num_bytes else [(target, parcel)]
-        )
+        self._done += [(target, parcel), (source, parcel)][: 2 if parcel.num_bytes else 1]
 
     def delete(self, engine: int, work: StorageDelete) -> IoJob:
         self._storage_of(engine).delete(work.keys)
@@ -312,22 +307,28 @@ class SimulatedIo:
         return self._storage_of(engine).write(keys)
 
     def _latency_ns(self, engine: int) -> int:
-        # latency before the first byte of a read batch
+        # before the first byte of a read batch
         delay_s = self.config.delay_s
         if not delay_s:
             return self._operation_ns
         draws = self._delays.setdefault(engine, Random(f"{self._seed}/{engine}"))
         return to_ns(self.config.operation_s + draws.expovariate(1 / delay_s))
 
-    def _load(self, engine: int, load: Load) -> int:
+    def _ask(self, engine: int, prefetch: Prefetch) -> list[int]:
+        return prefetch.ask(self._storage_of(engine).contains)
+
+    def _read_links(self, engine: int, prefetch: Prefetch) -> tuple[str, ...]:
+        return "storage_read", "storage", f"host_memory{engine}"
+
+    def _load(self, engine: int, prefetch: Prefetch, load: Load) -> int:
         return self._storage_of(engine).read(load.keys)
 
-    def _dispatch(self, workers: _Workers) -> None:
+    def _dispatch(self, workers: Workers) -> None:
         while workers.queue and workers.num_free:
             workers.num_free -= 1
             self._go_on(self._occupy(workers, workers.queue.popleft()))
 
-    def _occupy(self, workers: _Workers, work: IoJob) -> IoJob:
+    def _occupy(self, workers: Workers, work: IoJob) -> IoJob:
         began_ns = self._now
         yield from work
         self.counters[workers.busy_counter] += (self._now - began_ns) // workers.num_counted
@@ -426,7 +427,8 @@ class SimulatedExecutor:
         self._io.enqueue(f"query{self._engine}", self._io.query(self._engine, prefetch), now_ns)
 
     def read(self, prefetch: Prefetch, now_ns: int) -> None:
-        self._io.enqueue("read", self._io.read(self._engine, prefetch, self._page_bytes), now_ns)
+        engine = self._engine
+        self._io.enqueue(f"read{engine}", self._io.read(engine, prefetch, self._page_bytes), now_ns)
 
     def forward(self, batch: Batch, now_ns: int) -> StepRun:
         ahead = self._num_queries
@@ -449,8 +451,6 @@ class SimulatedExecutor:
         return self._slowdown if self._io.copying[self._engine] else 1.0
 
     def _begin_total_ns(self, batch: Batch) -> int:
-        if not self._begin_ns:
-            return 0
         begun = [each for each in batch.extends if each.start == each.req.cached_len]
         return self._begin_ns * len(begun)
 
@@ -480,11 +480,10 @@ class SimulatedExecutor:
 
 def _capacities(config: StorageConfig, copy_rates: Sequence[dict[str, float]]) -> dict[str, float]:
     # bytes per second of every link
-    shared = config.shared_gbps
     capacities = {
         "storage_read": config.read_gbps * 1e9,
         "storage_write": config.write_gbps * 1e9,
-        "storage": NO_STORAGE_LIMIT if shared is None else shared * 1e9,
+        "storage": (config.shared_gbps or NO_LIMIT_GBPS) * 1e9,
     }
     for engine, rates in enumerate(copy_rates):
         capacities |= {f"{name}{engine}": rate for name, rate in rates.items()}

@@ -463,8 +463,7 @@ class RadixTree:
     def _mark_used(self, node: Node) -> None:
         tick, above = self.residency.tick, node
         while (parent := above.parent) is not None:  # a generator takes half as long again
-            above.tick = tick
-            above = parent
+            above.tick, above = tick, parent
         self.residency.touch_windows(node)
         self.residency.touch_states(node)
 

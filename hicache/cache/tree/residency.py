@@ -237,9 +237,8 @@ class Residency:
         above.path_locks += 1
         if above is not node:
             self._count_path(node, above, 1)
-        if node.parent is not None:
-            for kind in self._points:
-                self._lock_aux(node, kind, node.start)
+        for kind in self._points:
+            self._lock_aux(node, kind, node.start)
         starts, last = [], node if node.end <= end else _before(node, end)
         for kind, window in self._windows:
             edge = window.first(node.end) if reads_from is None else reads_from[kind]
@@ -256,9 +255,8 @@ class Residency:
             above.path_locks -= 1
         if above is not node:
             self._count_path(node, above, -1)
-        if node.parent is not None:
-            for kind in self._points:
-                self._release_aux(node, kind, node.start)
+        for kind in self._points:
+            self._release_aux(node, kind, node.start)
         last = node if node.end <= end else _before(node, end)
         for kind, start in starts:
             self._release_aux(last, kind, start)

@@ -72,7 +72,8 @@ SAID = (
     "workload/distinct_tokens",
 )
 # present only if they apply: separate engines; reasons with engine.explain; a goodput search; pools
-# with a capacity; speculation; reads from peers; stages; jobs; a real executor, hidden copies, and compared logits
+# with a capacity; speculation; reads from peers; stages; jobs; a real executor, hidden copies, and
+# compared logits
 SOMETIMES = (
     *roles.COUNTERS,
     *roles.MEASURES,

@@ -1117,8 +1117,7 @@ class ExperimentConfig:
             and has_windows
             and not rules.decode_windows_on_host,
         }
-        for setting in (each for each, is_set in refused.items() if is_set):
-            raise ValueError(f"separate engines for prefill and decode do not support {setting}")
+        _refuse("separate engines for prefill and decode do not support", refused)
 
     def _check_peers(self) -> None:
         # what reads from the hosts of other engines do not support
@@ -1131,8 +1130,7 @@ class ExperimentConfig:
             "speculation.draft_kv=sidecar": self.speculation.drafts > 0
             and self.speculation.draft_kv == "sidecar",
         }
-        for setting in (each for each, is_set in refused.items() if is_set):
-            raise ValueError(f"storage.kind=peers does not support {setting}")
+        _refuse("storage.kind=peers does not support", refused)
 
     def _check_stages(self) -> None:
         # what pipeline stages do not support
@@ -1149,8 +1147,7 @@ class ExperimentConfig:
             f"cache.pools={cache.pools}": cache.pools != "split",
             "cache.window=replay": cache.window is WindowHit.replay,
         }
-        for setting in (each for each, is_set in refused.items() if is_set):
-            raise ValueError(f"parallel.pp={parallel.pp} does not support {setting}")
+        _refuse(f"parallel.pp={parallel.pp} does not support", refused)
 
     def _check_speculation(self) -> None:
         speculation, model, key = self.speculation, self.model, self.draft_key
@@ -1206,3 +1203,8 @@ class ExperimentConfig:
         the machine.
         """
         return self.parallel.tp or min(self.model.default_tp, self.hardware.num_devices)
+
+
+def _refuse(why: str, found: dict[str, bool]) -> None:
+    for setting in (each for each, is_set in found.items() if is_set):
+        raise ValueError(f"{why} {setting}")

@@ -207,14 +207,14 @@ def _engines(
 
     now = runtime.clock.now
 
-    def show(engine: Engine, role: str) -> Replica:
-        return Replica(engine.scheduler, engine.num_requests, lambda: engine.catch_up(now()), role)
+    def show(each: Engine) -> Replica:
+        return Replica(each.scheduler, each.num_requests, lambda: each.catch_up(now()), each.role)
 
     if isinstance(runtime.io, PeerIo):
         runtime.io.connect(engines)
     if config.parallel.prefill:
         return engines, Pairs(engines, config.parallel.prefill, routes[0], routes[-1], show).route
-    return engines, router_of(routes[0], [show(each, "both") for each in engines])
+    return engines, router_of(routes[0], [show(each) for each in engines])
 
 
 def _check(config: ExperimentConfig) -> Callable[[Engine], None] | None:

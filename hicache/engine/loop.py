@@ -56,7 +56,7 @@ class Engine:
     """
 
     followers: Sequence["Engine"] = ()  # further ranks, which repeat each step
-    is_gone = is_returning = False  # for engines of one role
+    role, is_gone, is_returning = "both", False, False  # others for engines of one role
 
     def __init__(
         self,

@@ -24,7 +24,6 @@ from hicache.scheduler.sender import PrefillScheduler
 class RoleEngine(Engine):
     """An engine of one role, which counts its busy time and that of its queue on its own."""
 
-    role = ""
     link: Link
     is_losing = False
 
@@ -260,7 +259,7 @@ class Pairs:
     """Chooses a decode engine and a prefill engine for each request.
 
     The prefill engines come first in `engines`. `prefill` and `decode` are the rules of
-    both roles, and `show` returns what a rule sees of an engine with a role.
+    both roles, and `show` returns what a rule sees of an engine.
     """
 
     def __init__(
@@ -269,12 +268,9 @@ class Pairs:
         num_prefill: int,
         prefill: Route,
         decode: Route,
-        show: Callable[[Engine, str], Replica],
+        show: Callable[[Engine], Replica],
     ) -> None:
-        replicas = [
-            show(each, "prefill" if number < num_prefill else "decode")
-            for number, each in enumerate(engines)
-        ]
+        replicas = [show(each) for each in engines]
         self._num_prefill = num_prefill
         self._prefill = router_of(prefill, replicas[:num_prefill])
         self._decode = router_of(decode, replicas[num_prefill:])

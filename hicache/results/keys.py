@@ -7,7 +7,13 @@ from hicache.cache.kinds import KIND_NAMES
 from hicache.cache.tree.node import TIER_NAMES, TIERS
 from hicache.observe.reasons import REASONS
 from hicache.results import jobs, roles
-from hicache.results.metrics import HANDOVER_PARTS, PERCENTILES, REQUIRED_MEASURES, summarize
+from hicache.results.metrics import (
+    HANDOVER_PARTS,
+    PEER_BYTES,
+    PERCENTILES,
+    REQUIRED_MEASURES,
+    summarize,
+)
 from hicache.results.pipeline import KEYS as PIPELINE
 from hicache.results.speculation import KEYS as SPECULATION
 from hicache.scheduler.decision import Reason
@@ -66,7 +72,8 @@ SAID = (
     "workload/distinct_tokens",
 )
 # present only if they apply: separate engines; reasons with engine.explain; a goodput search; pools
-# with a capacity; speculation; stages; jobs; a real executor, hidden copies, and compared logits
+# with a capacity; speculation; reads from peers; stages; jobs; a real executor, hidden copies, and
+# compared logits
 SOMETIMES = (
     *roles.COUNTERS,
     *roles.MEASURES,
@@ -91,6 +98,8 @@ SOMETIMES = (
     "load_back/exposed_s",
     "load_back/hidden_share",
     *(f"speculation/{name}" for name in SPECULATION),
+    PEER_BYTES,
+    "cache/peer_hit_tokens",
     *PIPELINE,
     *jobs.KEYS,
     "trace/left_out_rows",

@@ -39,6 +39,7 @@ EXPLAINED = {
         ("model=gemma3_27b", *TIGHT, "parallel.ranks=2"),
         ("model=llama3_8b", *TIGHT, "storage.faults.error_rate=0.3", "storage.faults.delay_ms=1"),
         ("model=llama3_8b", *TIGHT, "storage.tiering=exclusive", "storage.write=on_host_eviction"),
+        ("model=llama3_8b", *TIGHT, "storage=peers", "parallel.replicas=2"),
         ("executor=torch", "model=tiny_hybrid", *AGENTS, "executor.verify=true"),
     ],
     ids=" ".join,

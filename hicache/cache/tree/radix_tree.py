@@ -448,12 +448,12 @@ class RadixTree:
 
     def _descend_all(self, tokens: bytes, end: int, namespace: str) -> Node:
         # the last node of the path of `tokens` up to page `end`, split where they differ
-        size = self.page_bytes
+        size, may_be_hollow = self.page_bytes, self.keeps_sidecars
         node = self.root(namespace)
         while node.end < end:
             first = node.end * size
             child = node.children.get(tokens[first : first + size])
-            if child is None or not (child.held[DEVICE][FULL] or child.held[HOST][FULL]):
+            if child is None or (may_be_hollow and not any(held[FULL] for held in child.held)):
                 return node
             if child.end > end or not tokens.startswith(child.edge, first):
                 return self._split(child, self.num_shared(child, tokens, end))

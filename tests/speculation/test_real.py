@@ -20,12 +20,12 @@ FULL = (
 def test_logits_do_not_depend_on_the_cache(key: str, shape: tuple[str, ...]) -> None:
     config = config_of(
         *("executor=torch", "executor.verify=true", "model=tiny_hybrid", "workload=agents"),
-        *("workload.limit=6", "storage=memory", "tracker.wandb_mode=disabled", *shape),
+        *("workload.limit=12", "storage=memory", "tracker.wandb_mode=disabled", *shape),
         *("speculation.drafts=3", f"speculation.key={key}", "speculation.acceptance=0.8"),
     )
     result = run(config)
     summary = summarize(result.records, result.measures)
-    assert summary["verify/checked_count"] == 6
+    assert summary["verify/checked_count"] == 12
     assert summary["verify/unequal_count"] == 0
     assert summary["cache/device_hit_tokens"] > 0
     assert summary["speculation/tokens_per_step"] > 1.5
@@ -35,7 +35,7 @@ def test_pages_stored_under_one_key_rule_are_not_hit_under_another(tmp_path: Pat
     # replicas with different rules share one directory
     def storage_hits(key: str) -> float:
         config = config_of(
-            *("executor=torch", "model=tiny_hybrid", "workload=agents", "workload.limit=4", *FULL),
+            *("executor=torch", "model=tiny_hybrid", "workload=agents", "workload.limit=6", *FULL),
             *("storage=file", f"storage.root={tmp_path}", "tracker.wandb_mode=disabled"),
             *("speculation.drafts=3", f"speculation.key={key}", "prefetch.stop=wait_complete"),
         )

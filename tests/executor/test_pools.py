@@ -1,5 +1,9 @@
 """Real pools: coded pages on the host and in storage, checksums, and launches of copies."""
 
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel module is imported
+
 import numpy as np
 import pytest
 import torch

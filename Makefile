@@ -21,6 +21,8 @@ setup: $(READY)  ## install into .venv (LOCKED=1: the versions of requirements-d
 
 # modules are compiled when they are first imported: pip would compile 17,000 of them, one by one
 INSTALL := $(BIN)/pip install --quiet --no-compile
+# takes a fraction of pip's processor time; keeps what is there, torch with it
+UV := $(BIN)/uv pip install --quiet --python $(BIN)/python
 
 # torch goes first: what comes after keeps it. With a GPU it is the default (CUDA) build, without
 # one the small CPU build, where its index answers within a few seconds.
@@ -36,8 +38,9 @@ $(READY): pyproject.toml
 	else \
 	    set -x; $(INSTALL) '$(TORCH)'; \
 	fi
-	$(if $(LOCKED),$(INSTALL) --no-deps --require-hashes -r requirements-dev.txt)
-	$(INSTALL) -e '.[dev]'
+	$(INSTALL) uv
+	$(if $(LOCKED),$(UV) --no-deps --require-hashes -r requirements-dev.txt)
+	$(UV) -e '.[dev]'
 	@touch $@
 
 replay: $(READY)  ## replay the built-in workload: make replay ARGS="prefetch.stop=best_effort"

@@ -30,7 +30,6 @@ import torch
 import torch._dynamo  # whatever asks for an annotated class of torch does so before it is replaced
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 from triton.runtime import interpreter
 
 from hicache.workbench.bench import copy_engine
@@ -89,8 +88,9 @@ def _called(func, args, kwargs):
         return is_on if getter is Tensor.is_cuda else GPU if is_on else HOST
     if name == "is_pinned":
         return _is_pinned(args[0])
-    if name not in SHAPES:
-        _current_stream().run()
+    if name in SHAPES:  # a view has the storage of its tensor, and so its side
+        return func(*args, **kwargs)
+    _current_stream().run()
     if _waits(name, args, kwargs):
         wait(name)
     if name in MOVES:
@@ -108,11 +108,8 @@ def _called(func, args, kwargs):
         raise RuntimeError(f"{name}: the generator is one of the {place}")
     is_pinned = kwargs.pop("pin_memory", False)
     result = func(*args, **kwargs)
-    for tensor in _tensors(result):
-        if is_on:
-            ON_GPU.add(tensor)
-        if is_pinned:
-            PINNED.add(tensor)
+    for tensor in _tensors(result) if is_on or is_pinned else ():
+        (ON_GPU if is_on else PINNED).add(tensor)
     return result
 
 
@@ -187,7 +184,13 @@ def _is_pinned(tensor):
 
 
 def _tensors(value: object) -> list[Tensor]:
-    return [each for each in tree_leaves(value) if isinstance(each, Tensor)]
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return []
+    return [tensor for each in value for tensor in _tensors(each)]
 
 
 # -- torch.cuda ----------------------------------------------------------------------------------

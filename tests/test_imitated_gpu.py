@@ -174,12 +174,14 @@ SCRIPTS = {
     "64 decodes of 32 layers launch 10 kernels a layer at most and wait once": (STEP,),
     "a step whose layers wait reads what a late stream brings": (LOAD_BACK, "wait"),
     "a step whose layers do not wait reads what was there before": (LOAD_BACK, "no wait"),
-    "the bench of copies runs its peers and operations": (BENCH,),
     "the tests for a GPU pass": (
         *(TESTS, "tests/executor/test_step_on_gpu.py", "tests/kernels/test_on_gpu.py"),
     ),
 }
-SOAK = {"all tests of kernels for a GPU pass": (TESTS, "tests/kernels")}
+SOAK = {
+    "the bench of copies runs its peers and operations": (BENCH,),
+    "all tests of kernels for a GPU pass": (TESTS, "tests/kernels"),
+}
 
 
 def ran(scripts, folder):
@@ -205,6 +207,7 @@ def test_a_script_holds_on_the_imitation(name, found):
 
 
 @pytest.mark.soak
-def test_all_tests_of_kernels_hold_on_the_imitation(tmp_path):
-    ((code, printed),) = ran(SOAK, tmp_path).values()
+@pytest.mark.parametrize("name", SOAK)
+def test_a_long_script_holds_on_the_imitation(name, tmp_path):
+    ((code, printed),) = ran({name: SOAK[name]}, tmp_path).values()
     assert code == "0", printed

@@ -192,18 +192,12 @@ def test_cfg_job_prints_the_settings_that_a_run_stores(program, ordinary):
         (["storage.root=missing"], "No such trace: missing"),
         (["storage.root=nobody"], "must be shorter than the workload"),
         (["storage.root=huge"], "lower cache.host_gib (64.0) or cache.device_gib (40.0)"),
-        (["cache.pagesize=64"], "did you mean cache.page_size?"),
-        (["+cache.typo=64"], "unknown knob cache.typo"),
         (["cache.host_gib=1,2"], "add -m to run every value"),
         (["-m", "seed=0,1", "hydra.launcher.n_jobs=1"], "hydra/launcher=joblib"),
         (["hydra.run.dir=/proc/none"], "hydra.run.dir=/proc/none: cannot create the directory"),
         ([f"hydra.run.dir={__file__}/x"], "cannot create the directory: Not a directory"),
         (["metrics=[request/ttft_mean]"], "metrics: unknown metric request/ttft_mean (did you m"),
         (["-m", "seed=0,1", "metrics=[request/ttft_mean]"], "unknown metric request/ttft_mean"),
-        (
-            ["workload=builtin", "workload.path=mine.jsonl"],
-            "workload.path is a setting of workload=",
-        ),
         (["hardware.name=a100"], "hardware.name=a100 changes only the name"),
     ],
 )

@@ -30,11 +30,10 @@ def ask(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return int(str(ended.value.code))
 
 
-@pytest.mark.parametrize("components", ["full", "swa", "mamba"])
 def test_hicache_does_not_differ_from_itself(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, components: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    same = ["--base", "hicache", "--head", "hicache", "--components", components]
+    same = ["--base", "hicache", "--head", "hicache", "--components", "full"]
     assert ask(monkeypatch, *same, "--out", str(tmp_path), "--fail-on", "hits:-0.1%") == 0
     found = json.loads((tmp_path / "diff.json").read_text())
     assert found["kinds"] == {"equal": 30}
@@ -43,7 +42,7 @@ def test_hicache_does_not_differ_from_itself(
     assert "hits differ in 0 of 30" in (tmp_path / "comment.md").read_text()
 
 
-@pytest.mark.parametrize("components", ["full", "swa", "mamba", "swa+mamba"])
+@pytest.mark.parametrize("components", ["full", "swa", "swa+mamba"])
 def test_a_comparison_with_delayed_copies_runs_to_the_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, components: str
 ) -> None:

@@ -22,8 +22,10 @@ def served(kind: str, seed: int, **plot: Any) -> World:
     return world
 
 
-@pytest.mark.parametrize("batching", ["prefill_first", "prompts_together", "prompts_mixed"])
-@pytest.mark.parametrize("has_storage", [False, True])
+@pytest.mark.parametrize(
+    ("batching", "has_storage"),
+    [("prefill_first", True), ("prompts_together", True), ("prompts_mixed", False)],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_invariants_hold_with_two_batches_in_flight(
     kind: str, batching: str, *, has_storage: bool

@@ -52,7 +52,7 @@ def test_a_layer_with_index_keys_runs_on_kernels_alone():
 
 @pytest.mark.parametrize("plane", [REFERENCE, interpreted()], ids=["torch", "triton"])
 def test_one_scan_per_layer_captures_the_states_of_a_prefill_in_chunks(plane):
-    page, ends = 4, range(4, 16, 4)
+    page, ends = 4, range(4, 12, 4)
     model = ReferenceModel(tiny("M D", page), page_size=page)
     scans = []
 

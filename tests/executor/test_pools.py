@@ -93,10 +93,9 @@ def test_pages_of_each_storage_format_have_their_own_layout():
 
 
 def test_coded_pages_cause_the_same_logit_error_on_kernels_and_on_torch():
-    other = run_mix(3, form="int8", plane=REFERENCE, most=3).verdict
+    other = run_mix(3, form="int8", plane=REFERENCE, most=2).verdict
     with kernels_only() as mode:
-        mix = run_mix(3, form="int8", plane=interpreted().wrapped(mode.paused()), most=3)
-    assert mix.seen["device hit"]
+        mix = run_mix(3, form="int8", plane=interpreted().wrapped(mode.paused()), most=2)
     assert mix.seen["storage hit"]
     one = mix.verdict
     assert one.num_equal == other.num_equal < one.num_checked  # a request was given coded pages

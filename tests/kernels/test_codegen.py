@@ -57,18 +57,13 @@ print(json.dumps({**json.loads(out.getvalue()), "not_compiled": error.getvalue()
 # a case of each kernel; the soak has all
 CHOSEN = [
     "pages of 64 KiB and more, Mamba slots",
-    "token rows of 256 B (1 head × 128 × bf16)",
     "pages with checksum",
     "bf16 to int8, pages of 16 × 8 heads",
-    "bf16 to fp4, pages of 16 × 8 heads",
-    "load-back of pages, states and taps",
     "load-back of int8 to bf16, pages of 16 × 8 heads",
-    "load-back of fp4 to fp32, states",
     "wait for a layer",
     "append to pages of 16 × 8 heads",
     "decode attention, pages of 64 × 8 heads",
     "merge of splits, decode",
-    "prefill attention, heads of 192",
     "scan of gated delta, heads of 128 × 128 keys",
     "page table from spans",
 ]

@@ -13,7 +13,7 @@ from tests.test_experiment import config_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 TIGHT = ("cache.device_gib=4", "cache.host_gib=4")
-AGENTS = ("workload=agents", "workload.limit=10")
+AGENTS = ("workload=agents", "workload.limit=4")
 
 
 def expanded(name: str) -> list[str]:
@@ -34,7 +34,6 @@ EXPLAINED = {
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("model=llama3_8b", *TIGHT, "prefetch.cut=abandon"),
         ("model=qwen3_next_80b", *TIGHT, "prefetch.stop=best_effort"),
         ("model=gemma3_27b", *TIGHT, "parallel.ranks=2"),
         ("model=llama3_8b", *TIGHT, "storage.faults.error_rate=0.3", "storage.faults.delay_ms=1"),

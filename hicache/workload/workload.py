@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
+from copy import copy as copied
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -155,7 +155,7 @@ def _generated(config: WorkloadConfig, seed: int) -> list[Request]:
         if sum(map(len, _GENERATED.values())) + len(requests) > MOST_SHARED:
             return requests
         _GENERATED[key] = requests
-    return list(map(copy, requests))  # a class of the user may change them
+    return list(map(copied, requests))  # a class of the user may change them
 
 
 def _load_trace(trace: Trace, config: TraceConfig, seed: int) -> Workload:

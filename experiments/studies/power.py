@@ -6,7 +6,7 @@ python -m experiments.studies.power chat --pairs 10
 All arms evict pages in random order. Equal arms draw other random numbers, so any difference
 between them is chance. A third arm has less host memory. In a copy of the second arm, every TTFT is
 5 % longer. Each comparison has runs of its own, and is the one of `hicache compare --paired`.
-Finished runs are kept in `outputs/power`.
+Finished comparisons are kept in `experiments/results/power.csv`, with the ends of their intervals.
 
 For each workload and second arm, the table shows the ratio of the mean TTFT over all comparisons,
 in how many of them the interval is above or below 1, and the smallest effect that they name
@@ -17,7 +17,7 @@ multiplied. The last columns count the intervals of two other metrics that leave
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
-from shutil import copyfile
+from shutil import copyfile, rmtree
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,13 @@ from hicache.runs.job import run_job
 from hicache.runs.schema import config_of
 from hicache.runs.stored import CONFIG_FILE, SUMMARY_FILE
 
-OUT = Path("outputs", "power")
+OUT, KEPT = Path("outputs", "power"), Path(__file__).parents[1] / "results" / "power.csv"
 METRICS = ("request/ttft_s_mean", "request/ttft_s_p95", "cache/token_hit_rate")
+TTFT, P95, HITS = METRICS
+VALUES = (  # of a second arm, that are kept
+    *(f"{TTFT} ratio", f"{TTFT} ratio low", f"{TTFT} ratio high", f"{TTFT} least effect"),
+    *(f"{P95} ratio low", f"{P95} ratio high", f"{HITS} low", f"{HITS} high"),
+)
 LONGER = 1.05
 COLUMNS = (
     *("workload", "second arm", "comparisons", "TTFT ratio", "longer", "shorter"),
@@ -63,9 +68,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=100, help="comparisons of each workload")
     options = parser.parse_args(arguments)
     with in_one_sentence():
-        found = {name: [compared(name, n) for n in range(options.pairs)] for name in options.cases}
-    rows = [row for name, comparisons in found.items() for row in rows_of(name, comparisons)]
-    print(pd.DataFrame(rows).to_markdown(index=False))
+        for name in options.cases:
+            print(
+                pd.DataFrame(rows_of(name, found_of(name, options.pairs))).to_markdown(index=False)
+            )
+
+
+def found_of(name: str, pairs: int) -> pd.DataFrame:
+    """Run the missing comparisons of a workload; return what all have found, a row a second arm."""
+    if not KEPT.exists():
+        KEPT.write_text(",".join(("workload", "number", "arm", *VALUES)) + "\n")
+    kept = pd.read_csv(KEPT)
+    for number in sorted({*range(pairs)} - {*kept["number"][kept["workload"] == name]}):
+        arms = compared(name, number)
+        told = [(name, number, arm, *(arms[arm][key] for key in VALUES)) for arm in arms]
+        pd.DataFrame(told).to_csv(KEPT, mode="a", header=False, index=False, float_format="%.5f")
+        rmtree(OUT / name / f"{number}")
+    kept = pd.read_csv(KEPT)
+    return kept[(kept["workload"] == name) & (kept["number"] < pairs)]
 
 
 def compared(name: str, number: int) -> dict[str, Mapping[str, Any]]:
@@ -106,25 +126,21 @@ def _scale(run: Path, copy: Path) -> None:
     rows.to_parquet(copy / FILES[0])
 
 
-def rows_of(
-    name: str, comparisons: Sequence[Mapping[str, Mapping[str, Any]]]
-) -> list[dict[str, object]]:
+def rows_of(name: str, comparisons: pd.DataFrame) -> list[dict[str, object]]:
     """Return the rows of one workload: what its comparisons found for each second arm."""
     rows = []
     for arm in (EQUAL, SCALED, LESS):
-        found = pd.DataFrame([each[arm] for each in comparisons])
-        ttft, p95, hits = METRICS
-        low, high, ratio = (found[f"{ttft} ratio{part}"] for part in (" low", " high", ""))
+        found = comparisons[comparisons["arm"] == arm]
+        low, high, ratio = (found[f"{TTFT} ratio{part}"] for part in (" low", " high", ""))
         truth = np.exp(np.log(ratio).mean())
         # if the effect were larger by some factor, so would be the lower ends
         found_by_most = np.quantile(truth / low.dropna(), POWER, method="higher")
-        others = {f"{p95} ratio": 1, hits: 0}
         claims = [
             int(((found[f"{key} low"] > equal) | (found[f"{key} high"] < equal)).sum())
-            for key, equal in others.items()
+            for key, equal in ((f"{P95} ratio", 1), (HITS, 0))
         ]
         row = [name, arm, low.count(), f"{truth:.3f}", (low > 1).sum(), (high < 1).sum()]
-        row += [f"{found[f'{ttft} least effect'].median():.1%}", f"{found_by_most - 1:.1%}"]
+        row += [f"{found[f'{TTFT} least effect'].median():.1%}", f"{found_by_most - 1:.1%}"]
         rows.append(dict(zip(COLUMNS, row + claims, strict=True)))
     return rows
 

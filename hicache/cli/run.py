@@ -121,7 +121,7 @@ def main() -> None:
             return
         sys.argv[1:] = schema.with_implied(sys.argv[1:])
     try:
-        if any(re.match(r"-|[+~]*(experiment|hydra)\b", word) for word in sys.argv[1:]):
+        if any(re.match(r"-|[+~]*(experiment\b|hydra(?!\.run))", word) for word in sys.argv[1:]):
             compose_and_run()
         else:
             _run_single(sys.argv[1:])

@@ -5,7 +5,7 @@ set values gets a copy of the composed files, in which these values are set.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from hicache.runs.grid import choices_of_sweep, jobs_of
-from hicache.runs.schema import is_value
+from hicache.runs.schema import CONF, is_value
 
 # of this process: the composed files, by the sweep and its choice of files
 _COMPOSED: dict[tuple[str, ...], DictConfig] = {}
@@ -79,16 +79,22 @@ class GridSweeper(Sweeper):
         directory = Path(config.hydra.sweep.dir)
         directory.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(config, directory / "multirun.yaml")
-        checked: set[tuple[frozenset[str], str]] = set()
-        for job in jobs:  # a wrong value is told before the first job starts
-            files = frozenset(each for each in job if "." not in each.partition("=")[0])
-            new = {(files, each) for each in job} - checked
-            if new:
-                self._loader.load_sweep_config(config, job)
-            checked |= new
+        for job in first_of_each_value(jobs):  # a wrong value is told before the first job starts
+            self._loader.load_sweep_config(config, job)
         size = self._batch_size or len(jobs)
         returned: list[Any] = []
         for first in range(0, len(jobs), size):
             batch = launcher.launch(jobs[first : first + size], initial_job_idx=first)
             returned += [each.return_value for each in batch]
         return returned
+
+
+def first_of_each_value(jobs: Sequence[list[str]]) -> Iterator[list[str]]:
+    """Yield each job with a value that no earlier job with the same choice of files has."""
+    seen: set[tuple[frozenset[str], str]] = set()
+    for job in jobs:
+        files = frozenset(each for each in job if (CONF / each.partition("=")[0]).is_dir())
+        new = {(files, each) for each in job} - seen
+        if new:
+            yield job
+        seen |= new

@@ -110,10 +110,10 @@ def stages(summary: Summary) -> dict[int, Summary]:
     stages.
     """
     parts: dict[int, dict[str, float]] = {}
-    for key, value in summary.items():
-        stage, _, inner = key.partition("/")
-        if stage.startswith(STAGE):
-            parts.setdefault(int(stage.removeprefix(STAGE)), {})[inner] = value
+    for key in summary:
+        if key.startswith(STAGE):
+            stage, _, inner = key.partition("/")
+            parts.setdefault(int(stage.removeprefix(STAGE)), {})[inner] = summary[key]
     # the stages of a closed loop count as closed loops
     is_closed = {key: summary[key] for key in (CLOSED,) if key in summary}
     return {number: {**part, **is_closed} for number, part in sorted(parts.items())}

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy as copied
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -63,7 +64,11 @@ FORMS = {
 TIMES = ("timestamp", *NAMES["timestamp"], "timestamp_ms", *NAMES["timestamp_ms"])
 ANSWERS = ("output_length", *NAMES["output_length"])
 COPY_SPREAD_S = 60.0  # keeps the busy minutes of a trace busy, but hides the ticks of its clock
+MOST_SHARED = 50_000  # requests that jobs of one process share
 NAME_BITS = 40  # 10,000 sessions collide in 1 of 20,000 traces; a float holds it exactly
+
+# of this process: what earlier jobs of a sweep generated, by seed and settings
+_GENERATED: dict[tuple[int, str], list[Request]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +111,7 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
     notes: tuple[str, ...] = ()
     counts: Mapping[str, int] = {}
     if kind in GENERATORS:
-        requests = _with_session_names(GENERATORS[kind](config, seed=seed)[: config.limit])
+        requests = _generated(config, seed)
     elif kind in TRACES and isinstance(config, TraceConfig):
         path = find_trace(TRACES[kind], path=config.path, data_dir=data_dir)
         try:
@@ -140,6 +145,17 @@ def load_workload(config: WorkloadConfig, *, data_dir: str | None, seed: int) ->
     if config.slice is not None:
         requests = _renumbered(cut_window(requests, config))
     return Workload(name=kind, requests=requests, notes=notes, counts=counts)
+
+
+def _generated(config: WorkloadConfig, seed: int) -> list[Request]:
+    key = (seed, repr(config))
+    requests = _GENERATED.get(key)
+    if requests is None:
+        requests = _with_session_names(GENERATORS[config.kind](config, seed=seed)[: config.limit])
+        if sum(map(len, _GENERATED.values())) + len(requests) > MOST_SHARED:
+            return requests
+        _GENERATED[key] = requests
+    return list(map(copied, requests))  # a class of the user may change them
 
 
 def _load_trace(trace: Trace, config: TraceConfig, seed: int) -> Workload:

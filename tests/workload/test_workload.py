@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from hicache.config import GeneratedConfig, TraceConfig, WorkloadConfig
+from hicache.workload import workload
+from hicache.workload.generators import chat
 from hicache.workload.workload import (
     Workload,
     jitter_starts,
@@ -62,6 +64,24 @@ def test_the_description_counts_requests_and_sessions():
 
 def test_a_limit_keeps_the_first_requests():
     assert shapes(load(limit=7)) == shapes(load())[:7]
+
+
+@pytest.mark.parametrize(("most", "calls"), [(1000, [0, 1]), (3, [0, 0, 1, 0])])
+def test_jobs_of_one_process_share_a_few_generated_requests(monkeypatch, most, calls):
+    made = []
+
+    def generate(config, seed):
+        made.append(seed)
+        return chat(config, seed=seed)
+
+    monkeypatch.setitem(workload.GENERATORS, "chat", generate)
+    monkeypatch.setattr(workload, "_GENERATED", {})
+    monkeypatch.setattr(workload, "MOST_SHARED", most)
+    first, again, other, last = (load(limit=4, seed=seed) for seed in (0, 0, 1, 0))
+    assert made == calls
+    assert shapes(first) == shapes(again) == shapes(last) != shapes(other)
+    again.requests[0].prompt = again.requests[1].prompt  # as a user's class may do
+    assert shapes(first) == shapes(last) == shapes(load(limit=4)) != shapes(again)
 
 
 def test_a_time_scale_stretches_arrivals():

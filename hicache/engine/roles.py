@@ -189,7 +189,6 @@ class DecodeEngine(RoleEngine):
 
     role = "decode"
     scheduler: DecodeScheduler
-
     _now_ns = 0
 
     @property

@@ -24,7 +24,7 @@ from hicache.storage.guards.faults import Fault, FaultyStorage
 from hicache.storage.guards.own import OwnStorage
 from hicache.user_code import UserCodeError, loaded, user_code
 
-KINDS = ("none", "peers", *STORAGES)
+KINDS = ("none", *STORAGES, "peers")
 # consecutive failed calls after which storage is bypassed, and the seconds for which it is
 BREAKER_FAILURES, BREAKER_RETRY_S = 3, 5.0
 ASKED = [name for name in vars(Storage) if not name.startswith("_")]  # an engine's methods

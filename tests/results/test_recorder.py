@@ -83,8 +83,9 @@ class Score:
         self.recorder.aborted(self.req(number, **changes), followers, 1, at_ns)
 
     def req(self, number, submitted_ns=1000, **changes):
-        lengths = {"device_len": 40, "host_len": 30, "storage_len": 20, "computed_len": 10}
+        lengths = {"device_len": 40, "host_len": 30, "storage_len": 15, "peer_len": 5}
         values = lengths | {
+            "computed_len": 10,
             "request": self.requests[number],
             "submitted_ns": submitted_ns,
             "admitted_ns": submitted_ns + 600,
@@ -125,7 +126,8 @@ def test_a_record_splits_the_ttft_into_parts_and_each_part_by_cause():
     assert (record.arrival_ns, record.finish_ns) == (1000, 5000)
     assert (record.status, record.output_len, record.prompt_len) == (Status.finished, 5, 100)
     assert (record.recomputed_len, record.retractions, record.num_steps) == (3, 2, 6)
-    assert [getattr(record, f"{tier}_len") for tier in TIERS] == [40, 30, 20, 10]
+    tiers = (*TIERS, "peer_hit")
+    assert [getattr(record, f"{tier}_len") for tier in tiers] == [40, 30, 15, 10, 5]
 
 
 def test_a_load_back_counts_only_until_the_first_token():

@@ -451,8 +451,8 @@ class SimulatedExecutor:
         return self._slowdown if self._io.copying[self._engine] else 1.0
 
     def _begin_total_ns(self, batch: Batch) -> int:
-        begun = [each for each in batch.extends if each.start == each.req.cached_len]
-        return self._begin_ns * len(begun)
+        extends = batch.extends if self._begin_ns else ()
+        return self._begin_ns * sum(each.start == each.req.cached_len for each in extends)
 
     def _price(self, model: CostModel, batch: Batch, lens: list[int], now_ns: int) -> ForwardCost:
         # the duration of one step by the cost `model`; its decodes reach the lengths `lens`

@@ -34,6 +34,7 @@ class PeerIo(SimulatedIo):
     """
 
     _bytes_read = "transfer/peer_bytes"
+    engines: Sequence[Peer] = ()
 
     def connect(self, engines: Sequence[Peer]) -> None:
         self.engines = engines

@@ -71,7 +71,7 @@ def test_help_lists_the_groups_or_the_settings_of_a_group(capsys):
     for words in (
         "  storage.deadline_s=5.0  (above 0)\n      Time limit in seconds of one storage call",
         "  storage.faults.error_rate=0.0  (0 to 1)",
-        "Options: file, memory, mooncake, mooncake_rdma, mooncake_tcp, none, nvme, redis, slab.",
+        "Options: file, memory, mooncake, mooncake_rdma, mooncake_tcp, none, nvme, peers, redis",
         "  cache.page_size=64",
     ):
         assert words in told

@@ -89,8 +89,13 @@ def test_csv_has_every_digit_numeric_columns_and_empty_fields_for_missing_values
 
 
 def test_the_table_of_a_run_names_each_tier_before_its_tokens():
-    summary = defaultdict(float, {"cache/device_hit_tokens": 3000, "cache/computed_tokens": 1000})
+    keys = [f"cache/{name.replace(' ', '_')}_tokens" for name in terminal.TIERS]
+    summary = defaultdict(float, dict.fromkeys(keys, 0))
+    summary |= {"cache/device_hit_tokens": 3000, "cache/computed_tokens": 1000}
     first, *others = (list(column.cells) for column in terminal._tokens(summary).columns)
-    assert first[:4] == list(terminal.TIERS)
+    assert first[:5] == list(terminal.TIERS)
     assert [others[0][0], others[1][0]] == ["3,000", "75.0%"]
-    assert len(others[2][0]) == 3 * len(others[2][3]) > 0
+    assert len(others[2][0]) == 3 * len(others[2][4]) > 0
+    del summary["cache/peer_hit_tokens"]  # without reads from peers
+    first, *_ = (list(column.cells) for column in terminal._tokens(summary).columns)
+    assert "peer hit" not in first

@@ -16,10 +16,10 @@ CORE = ("engine/", "scheduler/", "cache/", "executor/simulated/", "experiment.py
 # what a replay reaches today; the numbers may only fall (the limits were 35 files and 4,300 lines,
 # before placement by chunk, eviction of mirrors, the engines' own orders of a step, several batches
 # in flight, what vLLM keeps of windows, the event queue of engines, loads that no step overlaps,
-# speculation, separate engines for prefill and decode, pipeline stages and events of arrivals came
-# in)
+# speculation, separate engines for prefill and decode, pipeline stages, events of arrivals, reads
+# from peers' hosts and requests that a policy holds back came in)
 MOST_FILES = 34
-MOST_LINES = 5_475
+MOST_LINES = 5_484
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

@@ -192,8 +192,10 @@ class Prefill:
     @property
     def may_get_room(self) -> bool:
         """Whether a copy or a read in flight may free memory."""
-        if self.cache.in_flight or self.prefetcher is None:
-            return bool(self.cache.in_flight)
+        if self.cache.in_flight:
+            return True
+        if self.prefetcher is None:
+            return False
         reads = self.prefetcher.active.values()
         return bool(self.prefetcher.lingering) or not all(each.is_settled for each in reads)
 

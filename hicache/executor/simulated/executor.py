@@ -110,9 +110,12 @@ class SimulatedIo:
         self._flows: dict[int, IoJob] = {}
         self._now = 0
         self._done: list[Delivery] = []
-        counts = {"read": config.read_workers, "write": config.write_workers}
+        num_readers, num_writers = (
+            number * self._num_ranks for number in (config.read_workers, config.write_workers)
+        )
         self._workers = {
-            name: Workers(name, *[each * self._num_ranks] * 2) for name, each in counts.items()
+            "read": Workers("read", num_readers, num_readers),
+            "write": Workers("write", num_writers, num_writers),
         }
         for engine in range(len(copy_rates)):
             self._workers[f"read{engine}"] = self._workers["read"]
@@ -270,15 +273,19 @@ class SimulatedIo:
 
     def _send(self, parcel: Parcel) -> IoJob:
         source, target, handover = parcel.source, parcel.target, parcel.handover
-        host, number = (f"host_memory{target}",) * handover.to_host, handover.num_sent
-        yield self._link_ns, parcel.num_bytes, (f"sends{source}", f"receives{target}", *host)
+        number, links = handover.num_sent, [f"sends{source}", f"receives{target}"]
+        if handover.to_host:
+            links.append(f"host_memory{target}")
+        yield self._link_ns, parcel.num_bytes, tuple(links)
         self.counters["transfer/link_bytes"] += parcel.num_bytes
         if parcel.num_bytes and self._faults.lost_rate:
             req = handover.req
             name = f"{req.request.id}/{len(req.handovers)}/{number}"
             if Random(f"{self._seed}/{name}").random() < self._faults.lost_rate:
                 handover.is_dead = handover.is_lost = True
-        self._done += [(target, parcel), (source, parcel)][: 2 if parcel.num_bytes else 1]
+        self._done.append((target, parcel))
+        if parcel.num_bytes:
+            self._done.append((source, parcel))
 
     def delete(self, engine: int, work: StorageDelete) -> IoJob:
         self._storage_of(engine).delete(work.keys)

@@ -1,5 +1,7 @@
 """Requests, spans of tokens, and clocks."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -18,6 +20,7 @@ def request(prompt, output):
 def test_spans_of_tokens_are_little_endian_words():
     tokens = spans((7, 2), (256, 1), (0, 3))
     assert tokens.to_bytes() == np.array([7, 8, 256, 0, 1, 2], "<i4").tobytes()
+    assert pickle.loads(pickle.dumps(tokens)).to_bytes() == tokens.to_bytes()
     assert len(tokens) == 6
     assert EMPTY_SPANS.to_bytes() == b""
     assert len(EMPTY_SPANS) == len(EMPTY_SPANS.counts) == 0

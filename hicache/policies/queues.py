@@ -277,9 +277,7 @@ class Arc:
         elif not self._back and once.size + again.size + ghosts >= 2 * self._capacity:
             self._again_ghosts.drop_oldest()
         at_target = once.size == self._target and bool(self._back) and self._is_again
-        lines = (again, once)
-        if once.size > self._target or at_target or not again.items:
-            lines = (once, again)
+        lines = (once, again) if once.size > self._target or at_target else (again, once)
         return lines[0].first(queue) or lines[1].first(queue)
 
 

@@ -418,6 +418,23 @@ def test_a_timeout_keeps_the_longest_part_whose_window_or_state_is_read(shape, h
     invariants.check(cache, prefetcher, [])
 
 
+@pytest.mark.parametrize(
+    ("short_windows", "num_read", "num_published"),
+    [(True, 2, 2), (False, 2, 0), (True, 6, 4), (False, 6, 4)],
+)
+def test_a_read_shorter_than_the_window_publishes_window_pages_by_rule(
+    *, short_windows, num_read, num_published
+):
+    shape = {"window_len": 4 * PAGE, "short_windows": short_windows}
+    scenario = Scenario(LATE, **shape).publish(4)
+    before = [*scenario.cache.resident(HOST)]
+    scenario.begin(12, found=num_read).end(num_read, restored=num_read).admit()
+    assert scenario.prefetches[0].start_page == 4
+    after = scenario.cache.resident(HOST)
+    new = [now - then for now, then in zip(after, before, strict=True)]
+    assert new == [num_read, num_published, 0]
+
+
 STOPPED = {"not_restorable_pages": 4, "discarded_unread_pages": 4, "terminated_count": 1}
 
 

@@ -439,16 +439,33 @@ def test_the_time_of_a_prefill_is_the_sum_of_its_chunks(options, chunks):
     assert found_s == pytest.approx(wanted * 1e-9, rel=1e-12)
 
 
+@pytest.mark.parametrize("name", ["llama3_8b", "gemma3_27b", "deepseek_v4_flash"])
 @pytest.mark.parametrize(
     ("cached", "output_len", "middle"), [(900, 1, 1000), (0, 2, 1001), (0, 9, 1004), (0, 100, 1050)]
 )
 def test_a_request_occupies_the_machine_for_its_prefill_and_its_share_of_each_decode_step(
-    cached, output_len, middle
+    name, cached, output_len, middle
 ):
-    decode_ns = LLAMA.forward_ns([], np.full(16, middle, np.int64)).total_ns
+    cost = COSTS[name]
+    decode_ns = cost.forward_ns([], np.full(16, middle, np.int64)).total_ns
     share_s = (output_len - 1) * decode_ns / 16 * 1e-9
-    found_s = LLAMA.offered_s(cached, 1000, output_len, 16)
-    assert found_s == pytest.approx(LLAMA.prefill_s(cached, 1000) + share_s, rel=1e-12)
+    found_s = cost.offered_s(cached, 1000, output_len, 16)
+    assert found_s == pytest.approx(cost.prefill_s(cached, 1000) + share_s, rel=1e-12)
+
+
+def test_the_operations_of_a_part_are_those_of_all_queries_with_the_keys_that_they_read():
+    shape = model("deepseek_v4_flash")
+    assert any(part.top for part in shape.parts)
+    wanted = 0.0
+    for part in shape.parts:
+        reach = part.window_len or part.top * part.tokens or 10**9
+        tokens = sum(min(query + 1, reach) for query in range(1000, 3000))
+        one = 2 * part.query_heads * part.query_dim  # a multiplication and an addition
+        num_layers = part.num_layers + sum(part.is_in(word) for word in shape.layer_words)
+        wanted += num_layers * one * tokens / part.tokens
+    unread = replace(shape, parts=[replace(part, query_heads=0) for part in shape.parts])
+    whole, bare = (CostModel(each, H200, tp=2) for each in (shape, unread))
+    assert whole.flops(1000, 3000) - bare.flops(1000, 3000) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in TOO_LARGE])

@@ -237,6 +237,21 @@ def test_the_answer_of_a_chat_includes_its_reasoning(tmp_path, row, answer_len, 
     assert found.counts == counts
 
 
+def test_a_turn_continues_the_response_whose_message_it_repeats(tmp_path):
+    def says(text: str) -> dict[str, Any]:
+        thought = {"type": "reasoning", "content": [{"type": "text", "text": "think " * 40}]}
+        return {"output": [thought, {"type": "message", "role": "assistant", "content": text}]}
+
+    asked = [{"role": "user", "content": "Tell a joke."}]
+    said = {"role": "assistant", "content": "a joke"}
+    rows = [
+        {"created_at": 1, "input": asked} | says("a joke"),
+        {"created_at": 2, "input": asked} | says("another"),
+        {"created_at": 9, "input": [*asked, said, *asked]} | says("a third"),
+    ]
+    assert [each.parent_id for each in load_rows(tmp_path, rows).requests] == [None, None, 0]
+
+
 DATA_URL = "data:image/png;base64," + "A" * 40_000
 
 
@@ -259,12 +274,15 @@ def test_the_data_of_an_image_is_not_counted_as_text(tmp_path, content):
 
 
 def test_equal_images_of_two_turns_have_equal_tokens(tmp_path):
-    image = [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]
-    first = {"role": "user", "content": image}
+    image = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+    first, repeated = (  # a client may write the fields in another order
+        {"role": "user", "content": [dict(fields)]}
+        for fields in (image.items(), reversed(image.items()))
+    )
     answer, again = ({"role": role, "content": "a bear"} for role in ("assistant", "user"))
     rows = [
         chat(messages=[first], response="a bear"),
-        chat(created=9, messages=[first, answer, again], response="y"),
+        chat(created=9, messages=[repeated, answer, again], response="y"),
     ]
     first, second = load_rows(tmp_path, rows).requests
     assert second.parent_id == 0

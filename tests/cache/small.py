@@ -167,6 +167,7 @@ def make_cache(
     storage: conf.StorageConfig | None = None,
     storage_queue_bytes: int | None = None,
     rules: Rules | None = None,
+    listener: Any = None,
     **knobs: Any,
 ) -> SmallCache:
     """A cache with these pools, or with new ones; by default a page has one byte.
@@ -185,7 +186,12 @@ def make_cache(
     told = {"cache": config, "storage": storage or conf.StorageConfig(), "rules": rules}
     made = policies_of(kinds, policy, **told)
     tree = RadixTree(
-        kinds=kinds, policy=made.entries, demotes=made.writes.demotes, knobs=config, rules=rules
+        kinds=kinds,
+        policy=made.entries,
+        demotes=made.writes.demotes,
+        knobs=config,
+        rules=rules,
+        listener=listener,
     )
     pools = pools or make_pools(device, host)
     return SmallCache(tree, pools, made.writes, storage, storage_queue_bytes=storage_queue_bytes)

@@ -4,11 +4,13 @@ The random walks compare every match with a naive cache (`oracle.py`) and check 
 lost, freed twice or read too early. These tests say how much is done, which the walks do not.
 """
 
+from unittest.mock import Mock
+
 import pytest
 
 from hicache.cache.kinds import FULL, MAMBA, SWA
 from hicache.cache.pages import free
-from hicache.cache.tree.events import NO_DEMAND
+from hicache.cache.tree.events import NO_DEMAND, Demand, Purpose
 from hicache.cache.tree.node import DEVICE, HOST, MatchResult
 from hicache.cache.tree.sequence import Sequence
 from hicache.observe import invariants
@@ -178,6 +180,20 @@ def test_a_load_back_copies_what_the_device_lacks_and_no_more_than_the_last_wind
     cache.abandon(sequence)
     cache.complete_all()
     invariants.check_drained(cache, None)
+
+
+def test_an_eviction_for_a_load_back_names_its_purpose_and_its_request():
+    listener = Mock()
+    cache = make_cache(device=(4, 0, 0), host=(20, 0, 0), listener=listener)
+    cache.serve(4 * PAGE)
+    cache.move_to_host()
+    cache.serve(2 * PAGE, first=900)
+    cache.complete_all()
+    listener.evicted.reset_mock()
+    sequence, acquired = cache.begin(4 * PAGE + 1)
+    assert acquired.load_back is not None
+    (evicted,) = listener.evicted.call_args_list
+    assert evicted.args[1:] == (DEVICE, FULL, Demand(Purpose.load_back, sequence.request_id))
 
 
 def test_a_load_back_that_finds_no_pages_changes_nothing():

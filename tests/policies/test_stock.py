@@ -12,7 +12,7 @@ from hicache.experiment import run
 from hicache.policies.agents import Hints
 from hicache.policies.queues import LeCaR
 from hicache.policies.stock import STOCK
-from hicache.policies.values import Belady
+from hicache.policies.values import Belady, TinyLfu
 from hicache.results.metrics import summarize
 from hicache.runs.schema import config_of
 from hicache.workload.page_numbers import page_numbers
@@ -39,6 +39,7 @@ class Item:
 
     def __init__(self, key: int, used: int = 0) -> None:
         self.key, self.used = key, used
+        self.kind, self.bytes = "full", 1
 
 
 def test_hints_keep_the_prompt_of_a_tool_call_until_its_time_to_live_ends() -> None:
@@ -117,6 +118,19 @@ def test_tinylfu_keeps_prompts_that_return_from_being_displaced_by_a_scan(tmp_pa
         result = run(config_of(*trace, *more, f"cache.policy={policy}"))
         late[policy] = sum(each.prompt_len - each.computed_len for each in result.records[-2:])
     assert late == {"lru": 0, "tinylfu": 2 * 256}
+
+
+def test_tinylfu_halves_all_counts_after_as_many_uses_as_its_period_says() -> None:
+    world = SimpleNamespace(capacity={"host": {"full": 1}}, kinds=("full",))
+    tinylfu = TinyLfu(world, period=4)
+    held, other = Item(7), Item(8)
+    tinylfu.on_insert(held, "host")
+    full = SimpleNamespace(target_free_bytes=0)
+    tinylfu.on_miss([7, 7, 7, 7], None)  # now two uses
+    tinylfu.on_miss([8, 8], None)
+    assert tinylfu.admit(other, "device", "host", full) is False
+    tinylfu.on_miss([8], None)
+    assert tinylfu.admit(other, "device", "host", full) is None
 
 
 def test_the_weight_of_an_lecar_expert_falls_less_the_older_its_error_is() -> None:

@@ -64,6 +64,7 @@ def test_delays_equal_the_recursion_of_a_tandem_queue():
     length, rng = 1000, Random(3)
     (alone,) = run([fresh(0, length, 1)])[0].values()
     service_ns = alone.prefill_ns
+    assert alone.prefill_for_ns["own"] == service_ns > 0
     times = sorted(rng.randrange(100 * service_ns) for _ in range(80))
     requests = [fresh(number, length, 1, time) for number, time in enumerate(times)]
     words = f"scheduler.chunk_tokens={length}"

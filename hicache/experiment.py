@@ -31,9 +31,9 @@ from hicache.results.metrics import Progress, RequestRecord, Result
 from hicache.results.recorder import Recorder, Tally
 from hicache.results.remarks import remarks
 from hicache.user_code import user_code
+from hicache.workload.clients import patience_of
 from hicache.workload.kept import no_collection
 from hicache.workload.page_numbers import page_numbers
-from hicache.workload.patience import patience_of
 from hicache.workload.rounds import make_feeder, rounds_of, stages_of
 from hicache.workload.workload import Workload, load_workload
 

@@ -23,7 +23,6 @@ from hicache.results.roles import OFFERED_BATCH, role_measures
 from hicache.results.speculation import speculation_measures
 from hicache.workload.workload import Workload, repeat_sessions, sample_sessions
 
-ENGINE_TIMES = ("engine/busy_ns", "engine/prefill_ns", "engine/backlog_ns")
 WORKER_TIMES = tuple(f"storage/{kind}_busy_ns" for kind in ("read", "write", "query"))
 # for the requests of one stage of the load
 STAGE_TIMES = ("request/count", "request/ttft_s_mean", "request/ttft_s_p95")

@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 from itertools import count
+from random import Random
 
-from hicache.clock import NEVER
+from hicache.clock import NEVER, to_ns
+from hicache.config import WorkloadConfig
 from hicache.request import Request
 from hicache.workload.feeder import Release, Releases
 
@@ -86,3 +88,22 @@ class Clients:
         arrival_ns = self._sent[0][0] + self._late_ns if self._sent else NEVER
         timeout_ns = self._timeouts[0][0] if self._timeouts else NEVER
         self.next_ns = min(arrival_ns, timeout_ns)
+
+
+def patience_of(
+    requests: Iterable[Request], config: WorkloadConfig, *, seed: int
+) -> dict[int, int]:
+    """Return how long clients wait before they cancel, in ns after arrival, by request id.
+
+    Only requests that may be canceled are in the dict; `config.abort_share` is their fraction. Each
+    request is drawn on its own. So a smaller fraction leaves requests out, and does not change the
+    others.
+    """
+    patience_ns: dict[int, int] = {}
+    if not config.abort_share:
+        return patience_ns
+    for request in requests:
+        draws = Random(f"{seed}/{request.id}")
+        if draws.random() < config.abort_share:
+            patience_ns[request.id] = max(to_ns(draws.expovariate(1 / config.patience_s)), 1)
+    return patience_ns

@@ -8,6 +8,7 @@ Messages name the file, the line and the field, and never quote a value, which m
 """
 
 import csv
+import gzip
 import io
 import math
 import re
@@ -290,22 +291,13 @@ def _unpacked(path: Path, data: bytes, limit: _Limit) -> bytes:
 
 
 def _gunzip(path: Path, data: bytes, limit: _Limit) -> bytes:
-    found, left = bytearray(), memoryview(data)
+    found = bytearray()
     try:
-        while left:
-            unpack = zlib.decompressobj(wbits=31)
-            while left and not unpack.eof:
-                piece = left[:CHUNK]
-                more = unpack.decompress(piece, limit.left + 1)
-                limit.take(path, len(more))
-                found += more
-                unread = len(unpack.unused_data) + len(unpack.unconsumed_tail)
-                left = left[len(piece) - unread :]
-            if not unpack.eof:
-                raise zlib.error("it ends too early")
-            if not any(left[:512]):  # tar and some writers pad with zeros
-                break
-    except zlib.error as error:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            while piece := file.read1(CHUNK):
+                limit.take(path, len(piece))
+                found += piece
+    except (OSError, EOFError, zlib.error) as error:
         line = found.count(b"\n") + 1
         raise TraceError(f"{path}, after line {line}: damaged gzip file ({error})") from error
     return bytes(found)

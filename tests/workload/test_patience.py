@@ -3,7 +3,7 @@
 import pytest
 
 from hicache.config import GeneratedConfig
-from hicache.workload.patience import patience_of
+from hicache.workload.clients import patience_of
 from tests.scheduler.world import request_of
 
 REQUESTS = [request_of(number, [1], [1]) for number in range(2000)]

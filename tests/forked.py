@@ -9,13 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 
+def print_to(output: int) -> None:
+    """Send all that this process prints to an open file."""
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    warnings.resetwarnings()  # those of pytest are errors
+
+
 def _run(script: Path, folder: Path, printed: Path) -> None:
     with printed.open("w") as output:
-        for stream in (1, 2):
-            os.dup2(output.fileno(), stream)
-    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        print_to(output.fileno())
     os.chdir(folder)
-    warnings.resetwarnings()  # those of pytest are errors
     sys.argv = [str(script)]
     sys.path.insert(0, str(script.parent))
     runpy.run_path(str(script), run_name="__main__")

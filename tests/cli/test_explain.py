@@ -152,8 +152,13 @@ def separate(directory, *overrides):
     return rerun(run_dir)
 
 
-def test_a_request_is_explained_on_both_its_prefill_and_its_decode_engine(tmp_path):
-    again = separate(tmp_path)
+@pytest.fixture(scope="module")
+def separated(tmp_path_factory):
+    return separate(tmp_path_factory.mktemp("separate"))
+
+
+def test_a_request_is_explained_on_both_its_prefill_and_its_decode_engine(separated):
+    again = separated
     steps = {engine: Steps(again.timeline, engine) for engine in again.timeline.turns}
     for record in again.records.values():
         parts, at_ns = Counter(), record.arrival_ns
@@ -187,8 +192,8 @@ def test_a_lost_transfer_of_kv_is_explained_as_a_failed_attempt(tmp_path):
     assert told == again.summary["decode/failed_handovers_count"] > 0
 
 
-def test_a_trace_shows_a_transfer_on_the_tracks_of_both_engines(tmp_path):
-    again = separate(tmp_path)
+def test_a_trace_shows_a_transfer_on_the_tracks_of_both_engines(separated, tmp_path):
+    again = separated
     write_trace(tmp_path / "trace.json", again)
     trace = json.loads((tmp_path / "trace.json").read_text())
     check_trace(trace)

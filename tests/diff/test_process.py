@@ -9,6 +9,11 @@ from experiments.diff.protocol import SideError
 from tests.diff.sides import FAKE, POOLS, fake
 
 
+@pytest.fixture(autouse=True)
+def sides_start_quickly() -> None:
+    """Not here, where their processes are tested."""
+
+
 def side(folder: Path, **options: str) -> SideProcess:
     return SideProcess(fake(options), POOLS, folder / "side.log")
 

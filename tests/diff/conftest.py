@@ -1,5 +1,3 @@
-import multiprocessing
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from subprocess import TimeoutExpired
@@ -13,7 +11,7 @@ from experiments.diff.compare import Comparison, compare
 from experiments.diff.serve import main
 from hicache.request import Request
 from tests.diff.sides import POOLS, fake
-from tests.forked import print_to
+from tests.forked import Forked, print_to
 
 
 def _serve(output: int, module: str, wire: str) -> None:
@@ -21,7 +19,7 @@ def _serve(output: int, module: str, wire: str) -> None:
     main(module, wire)
 
 
-class ForkedSide(multiprocessing.get_context("fork").Process):  # type: ignore[name-defined,misc]
+class ForkedSide(Forked):
     """The program of a side in a copy of this process, which has imported most of what it needs.
 
     Stands in for `subprocess.Popen`.
@@ -30,10 +28,7 @@ class ForkedSide(multiprocessing.get_context("fork").Process):  # type: ignore[n
     def __init__(self, command: Sequence[str], *, stdout: IO[str], **_: object) -> None:
         if not Path(command[0]).exists():
             raise FileNotFoundError(command[0])
-        super().__init__(target=_serve, args=(stdout.fileno(), *command[4:6]), daemon=True)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "This process .* is multi-threaded")
-            self.start()
+        super().__init__(_serve, stdout.fileno(), *command[4:6])
 
     def wait(self, timeout: float | None = None) -> None:
         self.join(timeout)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hicache import experiment
-from hicache.cache.kinds import MAMBA, SWA
+from hicache.cache.kinds import MAMBA
 from hicache.runs.schema import config_of
 from tests.executor.hf_runs import BASE, FOLDER, KINDS, PAGE, arrivals, config, run
 

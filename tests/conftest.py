@@ -9,10 +9,7 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 import pytest
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra._internal.core_plugins.importlib_resources_config_source import (
-    ImportlibResourcesConfigSource,
-)
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig
@@ -99,7 +96,7 @@ def keep_parsed(replace: Callable[[type, str, object], None]) -> None:
     """
     replace(DictConfig, "__deepcopy__", copied)
     parsed: dict[tuple[str, str], bytes] = {}
-    Plugins.instance()  # imports the modules of the sources anew, which would undo what follows
+    Plugins.instance()  # imports the modules of the sources anew
 
     def once(load: Callable[..., ConfigResult]) -> Callable[..., ConfigResult]:
         def from_memory(self: ConfigSource, config_path: str) -> ConfigResult:
@@ -112,8 +109,9 @@ def keep_parsed(replace: Callable[[type, str, object], None]) -> None:
 
         return from_memory
 
-    for source in (FileConfigSource, ImportlibResourcesConfigSource):
-        replace(source, "load_config", once(source.load_config))
+    sources = SourcesRegistry.instance().types
+    for name in ("file", "pkg"):
+        replace(sources[name], "load_config", once(sources[name].load_config))
 
 
 @pytest.fixture(scope="session", autouse=True)

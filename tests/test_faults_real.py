@@ -8,10 +8,9 @@ Presets are made for an hour of trace and a hundred thousand pages. Here is a se
 pages, so rates are higher and times shorter (`hasty`), or most faults would never be drawn.
 """
 
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
+from multiprocessing import Pipe
 from random import Random
 from shutil import copytree
 
@@ -20,8 +19,10 @@ import yaml
 
 from hicache import experiment
 from hicache.config import STOP_POLICIES, FaultsConfig
+from hicache.executor.real.io import TorchIo
 from hicache.runs.schema import CONF, config_of
 from hicache.storage import factory
+from tests.forked import Forked
 
 PRESETS = sorted(path.stem for path in (CONF / "faults").glob("*.yaml"))
 KINDS = ("slab", "file")
@@ -63,21 +64,6 @@ FORMS = {
     ),
 }
 DAMAGED_BYTES = 256  # where damage is done: no page of the model is shorter
-
-# runs what its arguments say, and prints a line after each write; kill it then
-WRITER = """
-import sys
-from hicache import experiment
-from hicache.runs.schema import config_of
-from hicache.executor.real.io import TorchIo
-store = TorchIo._store
-def storing(*arguments):
-    stored = store(*arguments)
-    print("written", flush=True)
-    return stored
-TorchIo._store = storing
-experiment.run(config_of(*sys.argv[1:]))
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -179,14 +165,29 @@ def test_missing_and_damaged_pages_are_refused_and_no_logit_is_wrong(form, fille
     assert result.measures["storage/injected_missing_count"] > 0
 
 
+def write_and_tell(wire, config):
+    """Run a config, and tell of each write."""
+    store = TorchIo._store
+
+    def storing(*arguments):
+        stored = store(*arguments)
+        wire.send("written")
+        return stored
+
+    TorchIo._store = storing
+    experiment.run(config)
+
+
 @forms("int8")
 def test_a_killed_run_leaves_pages_that_the_next_run_can_use(form, tmp_path):
     overrides = [*BASE, "storage=slab", f"storage.root={tmp_path}", *FORMS[form]]
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITER, *overrides], stdout=subprocess.PIPE, text=True
-    ) as writer:
-        assert [writer.stdout.readline() for _ in range(8)] == ["written\n"] * 8
-        writer.kill()
+    heard, told = Pipe(duplex=False)
+    writer = Forked(write_and_tell, told, config_of(*overrides))
+    told.close()
+    assert [heard.recv() for _ in range(8)] == ["written"] * 8
+    writer.kill()
+    writer.join()
+    heard.close()
     assert storage_hits(run(with_storage("slab", tmp_path, form), FILL_REQUESTS)) > 0
 
 

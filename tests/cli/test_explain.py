@@ -64,7 +64,7 @@ def stored(directory, *overrides):
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-    return stored(tmp_path_factory.mktemp("run"), "workload.limit=100", "parallel.replicas=2")
+    return stored(tmp_path_factory.mktemp("run"), "workload.limit=60", "parallel.replicas=2")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def trace(again, tmp_path_factory):
 
 def test_a_repeated_run_gives_equal_results_from_an_equal_config(run_dir, again):
     assert again.differences == ()
-    assert len(again.records) == 100
+    assert len(again.records) == 60
     file = run_dir / "config.yaml"
     assert as_yaml(stored_config(file)) == file.read_text()
 
@@ -152,8 +152,13 @@ def separate(directory, *overrides):
     return rerun(run_dir)
 
 
-def test_a_request_is_explained_on_both_its_prefill_and_its_decode_engine(tmp_path):
-    again = separate(tmp_path)
+@pytest.fixture(scope="module")
+def separated(tmp_path_factory):
+    return separate(tmp_path_factory.mktemp("separate"))
+
+
+def test_a_request_is_explained_on_both_its_prefill_and_its_decode_engine(separated):
+    again = separated
     steps = {engine: Steps(again.timeline, engine) for engine in again.timeline.turns}
     for record in again.records.values():
         parts, at_ns = Counter(), record.arrival_ns
@@ -187,8 +192,8 @@ def test_a_lost_transfer_of_kv_is_explained_as_a_failed_attempt(tmp_path):
     assert told == again.summary["decode/failed_handovers_count"] > 0
 
 
-def test_a_trace_shows_a_transfer_on_the_tracks_of_both_engines(tmp_path):
-    again = separate(tmp_path)
+def test_a_trace_shows_a_transfer_on_the_tracks_of_both_engines(separated, tmp_path):
+    again = separated
     write_trace(tmp_path / "trace.json", again)
     trace = json.loads((tmp_path / "trace.json").read_text())
     check_trace(trace)
@@ -224,8 +229,8 @@ def test_the_slowest_requests_or_all_requests_are_explained(again):
     assert sum("first token after" in line for line in told) == 3
     assert sum("Why it computed" in line for line in told) >= 3
     told = lines(again, list(again.records), 0)
-    assert sum(line.startswith("Request ") for line in told) == 100
-    with pytest.raises(ValueError, match="no request 9999: request ids go from 0 to 99"):
+    assert sum(line.startswith("Request ") for line in told) == 60
+    with pytest.raises(ValueError, match="no request 9999: request ids go from 0 to 59"):
         lines(again, [9999], 0)
 
 

@@ -11,8 +11,10 @@ from omegaconf import OmegaConf
 
 from hicache.cli import report
 from hicache.cli.sweep import sum_up
+from hicache.cli.tables import sweep_figure
 from hicache.cli.tables.groups import find_runs
 from hicache.clock import SECOND_NS
+from hicache.results import figures
 from hicache.results.metrics import summarize
 from hicache.results.report import KNOBS
 from hicache.results.requests_file import write_requests
@@ -21,6 +23,13 @@ from hicache.results.verdict import objections
 from tests.conftest import finished_request, row_at
 
 METRICS = ("cache/token_hit_rate", "request/ttft_s_mean")
+
+
+@pytest.fixture(autouse=True)
+def no_figure_is_drawn(monkeypatch):
+    """Tests of pages would spend most of their time on the figure beside the page."""
+    monkeypatch.setattr(sweep_figure, "draw_sweep", lambda *_, **__: None)
+    monkeypatch.setattr(figures, "save", lambda _, path: path.touch())
 
 
 def write_run(path, measures, *, slower=1.0, seed=0, rho=0.5, overrides=(), **settings):

@@ -41,7 +41,9 @@ def test_the_request_that_evicted_the_pages_is_named(compared: Compared, tmp_pat
     assert parting.row.head.counts == {"evicted/full/device": 12}
 
 
-def test_the_words_say_what_sides_hit_held_and_evicted(compared: Compared, tmp_path: Path) -> None:
+def test_the_words_say_what_sides_hit_held_evicted_and_changed(
+    compared: Compared, tmp_path: Path
+) -> None:
     found = explained(compared, REQUESTS, {"pages": "9"}, tmp_path)
     said = " ".join(in_words(found, ("old", "new")))
     assert "old hit 16 tokens (16 device, 0 host, 0 storage)" in said
@@ -49,6 +51,8 @@ def test_the_words_say_what_sides_hit_held_and_evicted(compared: Compared, tmp_p
     assert "They first held different parts of it during request 2, in full/device." in said
     assert "During that request old evicted nothing" in said
     assert "During that request new evicted 12 of full/device" in said
+    assert "Changes (old → new): evicted full/device 0 → 12 (+12), " in said
+    assert "hit full/device 16 → 4 (-12)" in said
 
 
 def test_a_difference_that_was_undone_is_no_parting(compared: Compared, tmp_path: Path) -> None:
@@ -115,13 +119,6 @@ def test_an_earlier_prompt_shorter_than_a_page_does_not_count_as_last_use(
     found = explained(compared, requests, {"pages": "9"}, tmp_path)
     assert len(token_ids(requests[0])) < PAGE
     assert (found.row.number, found.last_use) == (4, 1)
-
-
-def test_an_explanation_lists_amounts_that_differ(compared: Compared, tmp_path: Path) -> None:
-    found = explained(compared, REQUESTS, {"pages": "9"}, tmp_path)
-    said = " ".join(in_words(found, ("old", "new")))
-    assert "Changes (old → new): evicted full/device 0 → 12 (+12), " in said
-    assert "hit full/device 16 → 4 (-12)" in said
 
 
 def test_changes_in_words_list_all_or_the_largest_amounts_and_no_page_names() -> None:

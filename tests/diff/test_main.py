@@ -42,7 +42,7 @@ def test_hicache_does_not_differ_from_itself(
     assert "hits differ in 0 of 30" in (tmp_path / "comment.md").read_text()
 
 
-@pytest.mark.parametrize("components", ["full", "swa", "swa+mamba"])
+@pytest.mark.parametrize("components", ["full", "swa+mamba"])
 def test_a_comparison_with_delayed_copies_runs_to_the_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, components: str
 ) -> None:
@@ -52,9 +52,9 @@ def test_a_comparison_with_delayed_copies_runs_to_the_end(
     assert found["kinds"] == {"equal": 30}
     assert found["pools"]["copy_delay"] == 2
     totals = found["totals"]["head"]
-    last = components.rpartition("+")[2]
-    # what the last two requests back up is not on storage yet
-    assert 0 < totals[f"moved/{last}/write"] < totals[f"moved/{last}/back_up"]
+    for kind in components.split("+"):
+        # what the last two requests back up is not on storage yet
+        assert 0 < totals[f"moved/{kind}/write"] < totals[f"moved/{kind}/back_up"]
     assert totals["free/full/device"] > 0
     assert "locked/full/host" not in totals
 
@@ -148,30 +148,11 @@ def test_requests_too_long_for_the_device_pools_are_refused_in_one_sentence(
     assert "the device pools are too small" in capsys.readouterr().out
 
 
-def test_a_limit_is_broken_in_its_own_direction_only(compared: Compared) -> None:
+def test_a_broken_limit_names_both_values_and_the_limit(compared: Compared) -> None:
     found = compared(AGAIN, head={"pages": "7"})  # a quarter fewer hits
     said = Limit.parse("hits:-20%").broken_by(found, UNIT_BYTES)
     assert said == "hits changed by -25.00 % from 32 to 24; the limit is -20 %"
-    assert Limit.parse("hits:-30%").broken_by(found, UNIT_BYTES) is None
-    assert Limit.parse("hits:+1%").broken_by(found, UNIT_BYTES) is None
     assert Limit.parse("evicted_bytes:+1%").broken_by(found, UNIT_BYTES) is not None
-
-
-def test_evicted_bytes_are_counted_in_bytes_of_the_model(compared: Compared) -> None:
-    found = compared(AGAIN, head={"pages": "7"})
-    evicted = found.totals("head")["evicted/full/device"]
-    assert measure(found, "head", "evicted_bytes", UNIT_BYTES) == 10 * evicted
-    assert bytes_of("llama3_8b", "full")["full"] == 131_072
-
-
-def test_pools_follow_the_workload_and_the_arguments() -> None:
-    pools = pools_for("weka_agentic", "mamba", "num_running=2,has_storage=0", "delayed:3")
-    assert (pools.num_states, pools.num_running, pools.has_storage) == (64, 2, False)
-    assert pools.copy_delay == 3
-    assert not pools_for("chat", "full", "host_tokens=0", "instant").has_storage
-
-
-def test_a_limit_of_zero_change_is_refused() -> None:
     with pytest.raises(SideError, match="--fail-on must be"):
         Limit.parse("hits:0%")
 
@@ -392,7 +373,9 @@ def test_pools_have_the_sizes_of_their_workload_and_kind() -> None:
     assert pools_for("chat", "mamba", "", "instant").num_states == 160
     assert not pools_for("chat", "full", "", "instant", has_storage=False).has_storage
     assert pools_for("chat", "full", "host_tokens=1,has_storage=1", "instant").has_storage
-    assert not pools_for("chat", "full", "has_storage=0", "instant").has_storage
+    states = pools_for("weka_agentic", "mamba", "num_running=2,has_storage=0", "instant")
+    assert (states.num_states, states.num_running, states.has_storage) == (64, 2, False)
+    assert not pools_for("chat", "full", "host_tokens=0", "instant").has_storage
     tight = "device_tokens=256,host_tokens=512,max_len=256"
     assert pools_for("chat", "full", tight, "instant").host_ratio == 2
     for wrong in ("device_tokens=255,max_len=255", "device_tokens=256,max_len=257"):
@@ -406,5 +389,6 @@ def test_pools_have_the_sizes_of_their_workload_and_kind() -> None:
 def test_bytes_are_those_of_each_kind_in_the_model() -> None:
     assert bytes_of("gemma3_27b", "swa")["swa"] > bytes_of("gemma3_27b", "swa")["full"] > 0
     assert bytes_of("qwen3_next_80b", "mamba")["mamba"] > 0
+    assert bytes_of("llama3_8b", "full")["full"] == 131_072
     with pytest.raises(SideError, match="has no mamba"):
         bytes_of("gemma3_27b", "mamba")

@@ -9,14 +9,23 @@ from experiments.diff.protocol import SideError
 from tests.diff.sides import FAKE, POOLS, fake
 
 
+@pytest.fixture(autouse=True)
+def sides_start_quickly() -> None:
+    """Not here, where their processes are tested."""
+
+
 def side(folder: Path, **options: str) -> SideProcess:
     return SideProcess(fake(options), POOLS, folder / "side.log")
 
 
-def test_what_an_engine_prints_goes_to_the_log(tmp_path: Path) -> None:
+def test_what_an_engine_prints_goes_to_the_log_and_no_process_is_left_behind(
+    tmp_path: Path,
+) -> None:
     with side(tmp_path) as fake:
         assert fake.about() == {"engine": "fake", "version": "1"}
+        process = fake._process
     assert "something for the log" in (tmp_path / "side.log").read_text()
+    assert process.returncode is not None
 
 
 def test_finished_requests_are_sent_with_the_next_request(tmp_path: Path) -> None:
@@ -53,13 +62,6 @@ def test_the_error_of_a_dead_process_gives_its_last_line_of_output(tmp_path: Pat
         pytest.raises(SideError, match=r"the process ended: the last line of .* is: farewell"),
     ):
         fake.about()
-
-
-def test_no_process_is_left_behind(tmp_path: Path) -> None:
-    with side(tmp_path) as fake:
-        fake.about()
-        process = fake._process
-    assert process.returncode is not None
 
 
 def test_the_error_of_a_dead_process_says_that_it_printed_nothing(

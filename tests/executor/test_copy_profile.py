@@ -6,15 +6,15 @@ import pytest
 
 from hicache.kernels import copy
 from hicache.kernels.table import TILE_WORDS, WORD_BYTES
-from hicache.models import CopyKernelConfig, Figure
-from hicache.runs.schema import config_of
+from hicache.models import CopyKernelConfig, Figure, HardwareConfig
+from tests.models.test_shapes import load
 
 PROFILES = sorted(Path(__file__).parents[2].glob("conf/hardware/*.yaml"))
 
 
 def test_hardware_profiles_have_the_tile_bytes_and_warps_of_the_compiled_kernel():
     for path in PROFILES:
-        launched = config_of(f"hardware={path.stem}").hardware.copy_kernel
+        launched = load(HardwareConfig, "hardware", path.stem).copy_kernel
         assert launched.tile_bytes == TILE_WORDS * WORD_BYTES
         assert launched.warps == copy.NUM_WARPS
     assert PROFILES

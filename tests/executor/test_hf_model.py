@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hicache import experiment
-from hicache.cache.kinds import MAMBA, SWA
+from hicache.cache.kinds import MAMBA
 from hicache.runs.schema import config_of
 from tests.executor.hf_runs import BASE, FOLDER, KINDS, PAGE, arrivals, config, run
 
@@ -85,10 +85,10 @@ def takes_the_taps_of_another_slot():
 
 
 MISTAKES = [
-    *((reads_a_wrong_page, family) for family in KINDS),
-    *((sees_a_window_that_is_one_page_short, each) for each in KINDS if SWA in KINDS[each]),
+    *((reads_a_wrong_page, family) for family in ("llama", "deepseek_v3")),
+    (sees_a_window_that_is_one_page_short, "gemma3"),
     *((writes_no_state, family) for family in KINDS if MAMBA in KINDS[family]),
-    *((takes_the_taps_of_another_slot, family) for family in KINDS if MAMBA in KINDS[family]),
+    (takes_the_taps_of_another_slot, "falcon_h1"),
 ]
 
 

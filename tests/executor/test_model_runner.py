@@ -11,7 +11,7 @@ from hicache.cache.tiers.transfer import CopyState, LoadBack, Move
 from hicache.executor.real.model_runner import merged
 from tests.executor.mixes import run_mix
 
-NUM_MIXES = 6
+NUM_MIXES = 4
 EVENTS = (
     "finished",
     "device hit",

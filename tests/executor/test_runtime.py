@@ -1,29 +1,26 @@
 """A run in real time from the command line: its logits are those of a cold start."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
+
+from tests.forked import run_script
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("executor=torch", "executor.device=cpu", "model=tiny_hybrid", "executor.verify=true")
 
 
+@pytest.fixture(autouse=True)
+def without_wandb(monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+
+
 def run_in(folder, *overrides):
-    """Run an experiment in `folder`; return its standard output and its summary."""
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments.run", *SMALL, *overrides],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "WANDB_MODE": "disabled"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, json.loads(
-        (Path(done.stdout.splitlines()[-1]) / "summary.json").read_text()
-    )
+    """Run an experiment in `folder`; return what it printed and its summary."""
+    script = ROOT / "experiments" / "run.py"
+    printed = run_script(script, folder, folder / "printed", *SMALL, *overrides)
+    return printed, json.loads((folder / printed.splitlines()[-1] / "summary.json").read_text())
 
 
 def test_a_run_verifies_its_logits_and_names_tiers_without_hits(tmp_path):

@@ -104,6 +104,13 @@ def test_overrides_set_in_a_cached_composition_give_an_equal_config(overrides):
     assert load(*overrides) == schema.to_config(composed(*overrides))
 
 
+def test_tests_parse_each_file_of_conf_once(monkeypatch):
+    """Else composing, on which many tests spend most of their time, takes twice as long."""
+    before = schema._composed.__wrapped__("model=llama3_8b")
+    monkeypatch.setattr(OmegaConf, "load", None)
+    assert len(schema._composed.__wrapped__("model=llama3_8b")) == len(before)
+
+
 def test_every_group_of_the_config_is_in_conf_and_has_the_defaults_of_its_dataclass():
     groups = {
         item.name: item.type

@@ -56,33 +56,39 @@ def hits(result: Result) -> list[int]:
     return [record.prompt_len - record.computed_len for record in result.records]
 
 
-@pytest.mark.parametrize(("size", "length", "plain", "bigram"), REPEATED)
-def test_with_bigram_keys_a_next_turn_hits_one_token_less_rounded_down_to_pages(
-    size: int, length: int, plain: int, bigram: int
-) -> None:
-    first, second = request(0, (0, length)), request(1, (0, length), (5 * 10**5, 70))
-    assert hits(served(first, second, size=size, key="token")) == [0, plain]
-    assert hits(served(first, second, size=size, key="bigram")) == [0, bigram]
+def many_hits(sets: list[list[list[tuple[int, int]]]], *, size: int, key: str) -> list[list[int]]:
+    """The hits of sets of prompts in one run; sets share no tokens."""
+    shifted = [
+        [[(first + 10**7 * (at + 1), count) for first, count in runs] for runs in prompts]
+        for at, prompts in enumerate(sets)
+    ]
+    flat = [runs for prompts in shifted for runs in prompts]
+    found = iter(
+        hits(served(*(request(n, *runs) for n, runs in enumerate(flat)), size=size, key=key))
+    )
+    return [[next(found) for _ in prompts] for prompts in sets]
 
 
-@pytest.mark.parametrize(("size", "length", "plain", "bigram"), SHARED)
-def test_with_bigram_keys_a_shared_prefix_hits_one_token_less_rounded_down_to_pages(
-    size: int, length: int, plain: int, bigram: int
-) -> None:
-    pair = request(0, (0, length), (10**5, 300)), request(1, (0, length), (2 * 10**5, 300))
-    assert hits(served(*pair, size=size, key="token")) == [0, plain]
-    assert hits(served(*pair, size=size, key="bigram")) == [0, bigram]
+@pytest.mark.parametrize("size", [1, 16, 64])
+def test_with_bigram_keys_a_prompt_hits_one_token_less_rounded_down_to_pages(size: int) -> None:
+    repeated, shared = ([each for each in cases if each[0] == size] for cases in (REPEATED, SHARED))
+    sets = [[[(0, length)], [(0, length), (5 * 10**5, 70)]] for _, length, *_ in repeated]
+    sets += [[[(0, length), (own * 10**5, 300)] for own in (1, 2)] for _, length, *_ in shared]
+    for key, place in (("token", 2), ("bigram", 3)):
+        wanted = [[0, each[place]] for each in [*repeated, *shared]]
+        assert many_hits(sets, size=size, key=key) == wanted
 
 
 @pytest.mark.parametrize("key", DRAFT_KEYS)
-@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 65])
-def test_the_hits_of_every_short_prompt_follow_its_key_rule(key: str, length: int) -> None:
-    size = 16
-    first, again = request(0, (0, length)), request(1, (0, length))
-    longer = request(2, (0, length), (5 * 10**5, 40))
-    pages = (length - OVERLAPS[key]) // size, (length - 1 - OVERLAPS[key]) // size
-    turned, repeated = (max(each - (key == "drop_block"), 0) * size for each in pages)
-    assert hits(served(first, again, longer, size=size, key=key)) == [0, repeated, turned]
+def test_the_hits_of_every_short_prompt_follow_its_key_rule(key: str) -> None:
+    size, lengths = 16, [1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 65]
+    sets, wanted = [], []
+    for length in lengths:
+        sets.append([[(0, length)], [(0, length)], [(0, length), (5 * 10**5, 40)]])
+        pages = (length - OVERLAPS[key]) // size, (length - 1 - OVERLAPS[key]) // size
+        turned, repeated = (max(each - (key == "drop_block"), 0) * size for each in pages)
+        wanted.append([0, repeated, turned])
+    assert many_hits(sets, size=size, key=key) == wanted
 
 
 # blocks of 448 and 832 tokens: what vLLM 0.28 with Qwen3.8-27B and drafts had cached of a prompt

@@ -98,8 +98,7 @@ def test_queue_waits_of_the_engine_equal_lindleys_recursion_to_the_nanosecond(sh
     np.testing.assert_allclose(waits, expected, atol=0.5, rtol=0)
 
 
-@pytest.mark.parametrize("rho", [0.3, 0.6])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "rho"), [*zip(SHAPES, (0.3, 0.6, 0.6), strict=True)])
 def test_lindleys_recursion_has_the_mean_wait_of_the_closed_form(shape: str, rho: float) -> None:
     _, arrivals, services = draw(shape, 1_000_000, rho, seed=2)
 

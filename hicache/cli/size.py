@@ -21,7 +21,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from multiprocessing import get_context
 
 from hicache import experiment
@@ -31,6 +31,7 @@ from hicache.cli.console import console, machines_of, show_numbers
 from hicache.cli.curve import KNEE, SIZES_GIB, curve_of, numbers
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import deploy
+from hicache.models import GIB
 from hicache.models.shapes import LayerKind
 from hicache.results.metrics import summarize
 from hicache.results.speculation import measures_of
@@ -74,6 +75,7 @@ class Cell:
 
 
 Measure = Callable[[Sequence[tuple[float, float | None]]], list[Cell]]
+Bound = Callable[[float, float | None], float]
 
 
 def shared_kind(config: ExperimentConfig) -> int | None:
@@ -109,32 +111,35 @@ def search(
     sizes: Sequence[float],
     shares: Sequence[float | None],
     measured: Measure,
+    bound: Bound,
     *,
-    guess: int = 1,
     every_cell: bool = False,
 ) -> list[Cell]:
     """Find the knee, and a good division of the host cache there, with few simulations.
 
     A division gives sliding-window pages or Mamba states one of the fractions in `shares`. The best
     division has the highest hit rate. The search starts with the third fraction (0.2 by default) at
-    the smallest size, the largest, and the guess. It goes on beside the guess, and then halves the
-    sizes between the knee and the next smaller size that was simulated, until they are neighbors.
-    Then three sizes move to a neighboring fraction while their hit rate rises: the knee, the size
-    before it, and the largest size. The search goes on if the knee has moved.
+    the smallest size, the largest, and the knee of `bound`. It goes on beside that size, and then
+    halves the sizes between the knee and the next smaller size that was simulated, until they are
+    neighbors. Then three sizes move to a neighboring fraction while their hit rate rises: the knee,
+    the size before it, and the largest size. A fraction is left out if `bound` allows it to gain
+    less than 0.5 % of the prompt tokens. The search goes on if the knee has moved.
 
     Args:
         sizes: sizes of the host cache in GiB, in rising order.
         shares: fractions to try, in rising order. `(None,)` means that nothing is divided.
         measured: simulates pairs of a size and a fraction, and returns their results.
-        guess: place of the size that is the knee, presumably.
+        bound: returns the highest possible hit rate for a size and a fraction.
         every_cell: simulate all fractions at all sizes.
 
     Returns:
         The best result of each simulated size.
     """
     start, last = min(2, len(shares) - 1), len(sizes) - 1
+    rates = [bound(size, shares[start]) for size in sizes]
+    guess = bisect_left(rates, _threshold(rates))
     tried: dict[int, dict[int, Cell]] = {}  # by the places of the size and of the fraction
-    new = {(size, start) for size in (0, min(guess, last), last)}
+    new = {(size, start) for size in (0, guess, last)}
     if every_cell:
         new |= {(x, y) for x, size in enumerate(sizes) for y in range(len(shares)) if size}
     while new:
@@ -153,11 +158,21 @@ def search(
         else:
             moving, new = _moving(cells, at), set()
             for (x, place), cell in zip(best.items(), cells, strict=True):
-                for y, helps in ((place - 1, cell.evicts_full), (place + 1, cell.evicts_aux)):
+                here = bound(sizes[x], shares[place])
+                for y, helps, rate in (
+                    # less full-attention KV allows fewer hits, more adds at most what it allows
+                    (place - 1, cell.evicts_full, here),
+                    (place + 1, cell.evicts_aux, cell.hit_rate),
+                ):
                     is_new = 0 <= y < len(shares) and y not in tried[x]
                     if cell in moving and sizes[x] and helps and is_new:
-                        new.add((x, y))
+                        if bound(sizes[x], shares[y]) >= rate + LEAST_GAIN:
+                            new.add((x, y))
     return cells
+
+
+def _threshold(rates: Sequence[float]) -> float:
+    return rates[0] + KNEE * (max(rates) - rates[0])
 
 
 def _moving(cells: Sequence[Cell], at: int) -> list[Cell]:
@@ -178,18 +193,28 @@ def knee_of(cells: Sequence[Cell]) -> Cell:
     The gain is the rise in hit rate over the first result. The returned size reaches at least 95 %
     (`KNEE`) of the highest gain. `cells` are results sorted by size.
     """
-    first, highest = cells[0].hit_rate, max(cell.hit_rate for cell in cells)
-    return next(cell for cell in cells if cell.hit_rate >= first + KNEE * (highest - first))
+    least = _threshold([cell.hit_rate for cell in cells])
+    return next(cell for cell in cells if cell.hit_rate >= least)
 
 
-def guess_of(config: ExperimentConfig, sizes: Sequence[float], share: float | None) -> int:
-    """Return the place of the size that is the knee for full-attention KV without simulated time.
+def bound_of(config: ExperimentConfig) -> Bound:
+    """Return a function that bounds the hit rate at a size of the host cache and a division of it.
 
-    `share` is the fraction of the host cache for sliding-window pages or Mamba states.
+    The hits of full-attention KV alone, without simulated time, are the bound. All engines together
+    have one cache here: what their devices and hosts hold.
     """
-    curve = curve_of(config)
-    rates = [curve.lru(size * (1 - (share or 0))) for size in sizes]
-    return bisect_left(rates, KNEE * rates[-1])
+    curve, deployment = curve_of(config), deploy(config)
+    device_pages = deployment.device.full_pages or 0
+    more_gib = device_pages * deployment.host_kinds.page_bytes[0] / GIB
+    if config.storage.kind != "none":
+        more_gib = curve.full_gib
+    rate = curve.lru if config.cache.policy == "lru" else curve.belady
+
+    @cache
+    def bound(host_gib: float, share: float | None) -> float:
+        return rate(config.parallel.num_engines * (more_gib + host_gib * (1 - (share or 0))))
+
+    return bound
 
 
 def find(config: ExperimentConfig, options: Namespace) -> list[Cell]:
@@ -200,7 +225,7 @@ def find(config: ExperimentConfig, options: Namespace) -> list[Cell]:
             sizes,
             shares,
             lambda places: list(pool.map(partial(measure, config), places)),
-            guess=guess_of(config, sizes, shares[min(2, len(shares) - 1)]),
+            bound_of(config),
             every_cell=options.all,
         )
 

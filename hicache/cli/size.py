@@ -122,14 +122,14 @@ def search(
     the smallest size, the largest, and the knee of `bound`. It goes on beside that size, and then
     halves the sizes between the knee and the next smaller size that was simulated, until they are
     neighbors. Then three sizes move to a neighboring fraction while their hit rate rises: the knee,
-    the size before it, and the largest size. A fraction is left out if `bound` allows it to gain
-    less than 0.5 % of the prompt tokens. The search goes on if the knee has moved.
+    the size before it, and the largest size. A fraction that cannot gain 0.5 % of the prompt tokens
+    by `bound` is left out. The search goes on if the knee has moved.
 
     Args:
         sizes: sizes of the host cache in GiB, in rising order.
         shares: fractions to try, in rising order. `(None,)` means that nothing is divided.
         measured: simulates pairs of a size and a fraction, and returns their results.
-        bound: returns the highest possible hit rate for a size and a fraction.
+        bound: returns the highest hit rate that a size and a fraction allow.
         every_cell: simulate all fractions at all sizes.
 
     Returns:
@@ -156,18 +156,14 @@ def search(
             beside = {guess - 1, guess + 1}.intersection(range(before + 1, knee))
             new = {(beside.pop() if beside else (before + knee) // 2, best[knee])}
         else:
-            moving, new = _moving(cells, at), set()
-            for (x, place), cell in zip(best.items(), cells, strict=True):
-                here = bound(sizes[x], shares[place])
-                for y, helps, rate in (
-                    # less full-attention KV allows fewer hits, more adds at most what it allows
-                    (place - 1, cell.evicts_full, here),
-                    (place + 1, cell.evicts_aux, cell.hit_rate),
-                ):
-                    is_new = 0 <= y < len(shares) and y not in tried[x]
-                    if cell in moving and sizes[x] and helps and is_new:
-                        if bound(sizes[x], shares[y]) >= rate + LEAST_GAIN:
-                            new.add((x, y))
+            moving = _moving(cells, at)
+            new = {
+                (x, y)
+                for x, place in best.items()
+                for y in {place - 1, place + 1}.intersection(range(len(shares))) - {*tried[x]}
+                if tried[x][place] in moving
+                and _most_gain(tried[x][place], shares[y], bound) >= LEAST_GAIN
+            }
     return cells
 
 
@@ -185,6 +181,19 @@ def _moving(cells: Sequence[Cell], at: int) -> list[Cell]:
     if largest.hit_rate - knee.hit_rate >= LEAST_GAIN:
         moving += [knee, largest]
     return moving
+
+
+def _most_gain(cell: Cell, share: float | None, bound: Bound) -> float:
+    # what another share may add to the hit rate: a smaller one at most the hits of the
+    # full-attention KV that it adds; a larger one leaves less of it, which bounds all hits
+    if cell.share is None or share is None:
+        return 0.0
+    is_larger, now = share > cell.share, bound(cell.host_gib, cell.share)
+    if not (cell.evicts_aux if is_larger else cell.evicts_full):
+        return 0.0
+    if cell.hit_rate > now:
+        return 1.0  # requests that were rejected count in the bound, so it says nothing
+    return bound(cell.host_gib, share) - (cell.hit_rate if is_larger else now)
 
 
 def knee_of(cells: Sequence[Cell]) -> Cell:

@@ -19,10 +19,10 @@ import json
 from argparse import Namespace
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
-from multiprocessing import get_context
+from functools import cache
+
+from joblib import Parallel, delayed
 
 from hicache import experiment
 from hicache.cache.kinds import KIND_NAMES, MAMBA, SWA
@@ -57,7 +57,6 @@ class Cell:
             model has only full-attention KV, or if the host cache is empty.
         hit_rate: prompt tokens found in the KV cache, as a fraction of all prompt tokens.
         ttft_s: the mean time to first token in seconds. None if the GPUs were overloaded.
-        evicts_full: True if the host has evicted full-attention KV.
         evicts_aux: True if the host has evicted what the share is for. What is never evicted needs
             no larger fraction.
         speculation: the measures of speculation by name; empty without speculation.
@@ -68,7 +67,6 @@ class Cell:
     share: float | None
     hit_rate: float
     ttft_s: float | None
-    evicts_full: bool = True
     evicts_aux: bool = True
     speculation: Mapping[str, float] = field(default_factory=dict)
     jobs: Mapping[str, float] = field(default_factory=dict)
@@ -100,7 +98,6 @@ def measure(config: ExperimentConfig, place: tuple[float, float | None]) -> Cell
         share=share,
         hit_rate=summary["cache/token_hit_rate"],
         ttft_s=None if is_overloaded(summary) else summary["request/ttft_s_mean"],
-        evicts_full=summary["evict/host_full_pages"] > 0,
         evicts_aux=kind is not None and summary[f"evict/host_{KIND_NAMES[kind]}_pages"] > 0,
         speculation=measures_of(summary),
         jobs={name: summary[key] for name, key in JOBS.items() if key in summary},
@@ -147,8 +144,7 @@ def search(
         found = measured([(sizes[x], shares[y] if sizes[x] else None) for x, y in order])
         for (x, y), cell in zip(order, found, strict=True):
             tried.setdefault(x, {})[y] = cell
-        best = {x: max(cells, key=lambda y: cells[y].hit_rate) for x, cells in tried.items()}
-        best = dict(sorted(best.items()))
+        best = {x: max(ys, key=lambda y: ys[y].hit_rate) for x, ys in sorted(tried.items())}
         cells = [tried[x][y] for x, y in best.items()]
         at = cells.index(knee_of(cells))
         knee, before = [*best][at], [*best][max(at - 1, 0)]
@@ -156,13 +152,13 @@ def search(
             beside = {guess - 1, guess + 1}.intersection(range(before + 1, knee))
             new = {(beside.pop() if beside else (before + knee) // 2, best[knee])}
         else:
-            moving = _moving(cells, at)
+            # if more memory of all kinds hardly adds hits, another division does not either
+            rises = cells[at].hit_rate - tried[before][best[before]].hit_rate >= LEAST_GAIN
             new = {
                 (x, y)
-                for x, place in best.items()
-                for y in {place - 1, place + 1}.intersection(range(len(shares))) - {*tried[x]}
-                if tried[x][place] in moving
-                and _most_gain(tried[x][place], shares[y], bound) >= LEAST_GAIN
+                for x in {before if rises else knee, knee, last}
+                for y in {best[x] - 1, best[x] + 1}.intersection(range(len(shares))) - {*tried[x]}
+                if _most_gain(tried[x][best[x]], shares[y], bound) >= LEAST_GAIN
             }
     return cells
 
@@ -171,29 +167,15 @@ def _threshold(rates: Sequence[float]) -> float:
     return rates[0] + KNEE * (max(rates) - rates[0])
 
 
-def _moving(cells: Sequence[Cell], at: int) -> list[Cell]:
-    # the results whose division matters: not where hits hardly rise with size, since another
-    # division does not help if more memory of all kinds does not
-    knee, before, largest = cells[at], cells[max(at - 1, 0)], cells[-1]
-    moving: list[Cell] = []
-    if knee.hit_rate - before.hit_rate >= LEAST_GAIN:
-        moving += [before, knee] if knee is largest else [before]
-    if largest.hit_rate - knee.hit_rate >= LEAST_GAIN:
-        moving += [knee, largest]
-    return moving
-
-
 def _most_gain(cell: Cell, share: float | None, bound: Bound) -> float:
     # what another share may add to the hit rate: a smaller one at most the hits of the
     # full-attention KV that it adds; a larger one leaves less of it, which bounds all hits
-    if cell.share is None or share is None:
+    if cell.share is None or share is None or (share > cell.share and not cell.evicts_aux):
         return 0.0
-    is_larger, now = share > cell.share, bound(cell.host_gib, cell.share)
-    if not (cell.evicts_aux if is_larger else cell.evicts_full):
-        return 0.0
+    now = bound(cell.host_gib, cell.share)
     if cell.hit_rate > now:
-        return 1.0  # requests that were rejected count in the bound, so it says nothing
-    return bound(cell.host_gib, share) - (cell.hit_rate if is_larger else now)
+        return 1.0  # the bound does not hold, as it counts requests that the engine has rejected
+    return bound(cell.host_gib, share) - (cell.hit_rate if share > cell.share else now)
 
 
 def knee_of(cells: Sequence[Cell]) -> Cell:
@@ -229,14 +211,14 @@ def bound_of(config: ExperimentConfig) -> Bound:
 def find(config: ExperimentConfig, options: Namespace) -> list[Cell]:
     sizes = sorted({0.0, *options.gib})
     shares = options.shares if shared_kind(config) is not None else (None,)
-    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-        return search(
-            sizes,
-            shares,
-            lambda places: list(pool.map(partial(measure, config), places)),
-            bound_of(config),
-            every_cell=options.all,
-        )
+    pool = Parallel(options.workers or -1)
+    return search(
+        sizes,
+        shares,
+        lambda places: list(pool(delayed(measure)(config, place) for place in places)),
+        bound_of(config),
+        every_cell=options.all,
+    )
 
 
 def show(config: ExperimentConfig, cells: Sequence[Cell], dollars_per_gib: float | None) -> None:

@@ -68,15 +68,13 @@ def test_sizes_far_from_the_knee_are_not_simulated():
         assert len(measured) <= most
 
 
-@pytest.mark.parametrize(
-    ("full", "aux", "moved"), [(True, False, {0.1}), (False, True, {0.3}), (False, False, set())]
-)
-def test_a_layer_kind_that_the_host_never_evicts_gets_no_larger_share(full, aux, moved):
+@pytest.mark.parametrize(("aux", "moved"), [(True, {0.1, 0.3}), (False, {0.1})])
+def test_a_layer_kind_that_the_host_never_evicts_gets_no_larger_share(aux, moved):
     measured = []
 
     def measure(places):
         measured.extend(places)
-        kept = {"evicts_full": full, "evicts_aux": aux, "ttft_s": 1.0}
+        kept = {"evicts_aux": aux, "ttft_s": 1.0}
         return [Cell(host_gib=size, share=share, hit_rate=size, **kept) for size, share in places]
 
     search([0.0, 0.5, 1.0], [0.0, 0.1, 0.2, 0.3], measure, lambda _, share: 9 - share)

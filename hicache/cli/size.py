@@ -10,7 +10,8 @@ states, and the rest is for full-attention KV. The knee is the smallest size wit
 gain in hit rate: at least 95 % of the highest gain over no host cache. The program simulates the
 smallest size, the largest, and sizes around the knee of full-attention KV (hicache curve) until it
 has the knee. Then it searches the share with the most hits at the knee, at the next smaller size
-and at the largest size. With --all, it tries every share at every size.
+and at the largest size, but for shares that cannot gain by that curve. With --all, it tries every
+share at every size.
 
 The time grows with the number of requests: workload.limit=5000 simulates the first 5,000 only.
 """
@@ -19,10 +20,10 @@ import json
 from argparse import Namespace
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
-
-from joblib import Parallel, delayed
+from functools import cache, partial
+from multiprocessing import get_context
 
 from hicache import experiment
 from hicache.cache.kinds import KIND_NAMES, MAMBA, SWA
@@ -211,14 +212,15 @@ def bound_of(config: ExperimentConfig) -> Bound:
 def find(config: ExperimentConfig, options: Namespace) -> list[Cell]:
     sizes = sorted({0.0, *options.gib})
     shares = options.shares if shared_kind(config) is not None else (None,)
-    pool = Parallel(options.workers or -1)
-    return search(
-        sizes,
-        shares,
-        lambda places: list(pool(delayed(measure)(config, place) for place in places)),
-        bound_of(config),
-        every_cell=options.all,
-    )
+    # joblib would start a process for each core, also for three runs
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+        return search(
+            sizes,
+            shares,
+            lambda places: list(pool.map(partial(measure, config), places)),
+            bound_of(config),
+            every_cell=options.all,
+        )
 
 
 def show(config: ExperimentConfig, cells: Sequence[Cell], dollars_per_gib: float | None) -> None:

@@ -44,7 +44,8 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
     """Run the replicas of `config` in `parallel.workers` processes, and return their results.
 
     The results equal those of one process, but there are no rows of time intervals. If the trace is
-    divided line by line, its distinct tokens are not counted.
+    divided line by line, its distinct tokens are not counted: that would need the names of all
+    blocks in one process.
 
     Raises:
         ValueError: replicas depend on each other with these settings, or a worker was killed.

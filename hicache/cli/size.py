@@ -10,7 +10,8 @@ states, and the rest is for full-attention KV. The knee is the smallest size wit
 gain in hit rate: at least 95 % of the highest gain over no host cache. The program simulates the
 smallest size, the largest, and sizes around the knee of full-attention KV (hicache curve) until it
 has the knee. Then it searches the share with the most hits at the knee, at the next smaller size
-and at the largest size. With --all, it tries every share at every size.
+and at the largest size, but for shares that cannot gain by that curve. With --all, it tries every
+share at every size.
 
 The time grows with the number of requests: workload.limit=5000 simulates the first 5,000 only.
 """
@@ -21,7 +22,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from multiprocessing import get_context
 
 from hicache import experiment
@@ -31,6 +32,7 @@ from hicache.cli.console import console, machines_of, show_numbers
 from hicache.cli.curve import KNEE, SIZES_GIB, curve_of, numbers
 from hicache.config import ExperimentConfig
 from hicache.engine.deployment import deploy
+from hicache.models import GIB
 from hicache.models.shapes import LayerKind
 from hicache.results.metrics import summarize
 from hicache.results.speculation import measures_of
@@ -56,7 +58,6 @@ class Cell:
             model has only full-attention KV, or if the host cache is empty.
         hit_rate: prompt tokens found in the KV cache, as a fraction of all prompt tokens.
         ttft_s: the mean time to first token in seconds. None if the GPUs were overloaded.
-        evicts_full: True if the host has evicted full-attention KV.
         evicts_aux: True if the host has evicted what the share is for. What is never evicted needs
             no larger fraction.
         speculation: the measures of speculation by name; empty without speculation.
@@ -67,13 +68,13 @@ class Cell:
     share: float | None
     hit_rate: float
     ttft_s: float | None
-    evicts_full: bool = True
     evicts_aux: bool = True
     speculation: Mapping[str, float] = field(default_factory=dict)
     jobs: Mapping[str, float] = field(default_factory=dict)
 
 
 Measure = Callable[[Sequence[tuple[float, float | None]]], list[Cell]]
+Bound = Callable[[float, float | None], float]
 
 
 def shared_kind(config: ExperimentConfig) -> int | None:
@@ -98,7 +99,6 @@ def measure(config: ExperimentConfig, place: tuple[float, float | None]) -> Cell
         share=share,
         hit_rate=summary["cache/token_hit_rate"],
         ttft_s=None if is_overloaded(summary) else summary["request/ttft_s_mean"],
-        evicts_full=summary["evict/host_full_pages"] > 0,
         evicts_aux=kind is not None and summary[f"evict/host_{KIND_NAMES[kind]}_pages"] > 0,
         speculation=measures_of(summary),
         jobs={name: summary[key] for name, key in JOBS.items() if key in summary},
@@ -109,32 +109,35 @@ def search(
     sizes: Sequence[float],
     shares: Sequence[float | None],
     measured: Measure,
+    bound: Bound,
     *,
-    guess: int = 1,
     every_cell: bool = False,
 ) -> list[Cell]:
     """Find the knee, and a good division of the host cache there, with few simulations.
 
     A division gives sliding-window pages or Mamba states one of the fractions in `shares`. The best
     division has the highest hit rate. The search starts with the third fraction (0.2 by default) at
-    the smallest size, the largest, and the guess. It goes on beside the guess, and then halves the
-    sizes between the knee and the next smaller size that was simulated, until they are neighbors.
-    Then three sizes move to a neighboring fraction while their hit rate rises: the knee, the size
-    before it, and the largest size. The search goes on if the knee has moved.
+    the smallest size, the largest, and the knee of `bound`. It goes on beside that size, and then
+    halves the sizes between the knee and the next smaller size that was simulated, until they are
+    neighbors. Then three sizes move to a neighboring fraction while their hit rate rises: the knee,
+    the size before it, and the largest size. A fraction that cannot gain 0.5 % of the prompt tokens
+    by `bound` is left out. The search goes on if the knee has moved.
 
     Args:
         sizes: sizes of the host cache in GiB, in rising order.
         shares: fractions to try, in rising order. `(None,)` means that nothing is divided.
         measured: simulates pairs of a size and a fraction, and returns their results.
-        guess: place of the size that is the knee, presumably.
+        bound: returns the highest hit rate that a size and a fraction allow.
         every_cell: simulate all fractions at all sizes.
 
     Returns:
         The best result of each simulated size.
     """
     start, last = min(2, len(shares) - 1), len(sizes) - 1
+    rates = [bound(size, shares[start]) for size in sizes]
+    guess = bisect_left(rates, _threshold(rates))
     tried: dict[int, dict[int, Cell]] = {}  # by the places of the size and of the fraction
-    new = {(size, start) for size in (0, min(guess, last), last)}
+    new = {(size, start) for size in (0, guess, last)}
     if every_cell:
         new |= {(x, y) for x, size in enumerate(sizes) for y in range(len(shares)) if size}
     while new:
@@ -142,8 +145,7 @@ def search(
         found = measured([(sizes[x], shares[y] if sizes[x] else None) for x, y in order])
         for (x, y), cell in zip(order, found, strict=True):
             tried.setdefault(x, {})[y] = cell
-        best = {x: max(cells, key=lambda y: cells[y].hit_rate) for x, cells in tried.items()}
-        best = dict(sorted(best.items()))
+        best = {x: max(ys, key=lambda y: ys[y].hit_rate) for x, ys in sorted(tried.items())}
         cells = [tried[x][y] for x, y in best.items()]
         at = cells.index(knee_of(cells))
         knee, before = [*best][at], [*best][max(at - 1, 0)]
@@ -151,25 +153,30 @@ def search(
             beside = {guess - 1, guess + 1}.intersection(range(before + 1, knee))
             new = {(beside.pop() if beside else (before + knee) // 2, best[knee])}
         else:
-            moving, new = _moving(cells, at), set()
-            for (x, place), cell in zip(best.items(), cells, strict=True):
-                for y, helps in ((place - 1, cell.evicts_full), (place + 1, cell.evicts_aux)):
-                    is_new = 0 <= y < len(shares) and y not in tried[x]
-                    if cell in moving and sizes[x] and helps and is_new:
-                        new.add((x, y))
+            # if more memory of all kinds hardly adds hits, another division does not either
+            rises = cells[at].hit_rate - tried[before][best[before]].hit_rate >= LEAST_GAIN
+            new = {
+                (x, y)
+                for x in {before if rises else knee, knee, last}
+                for y in {best[x] - 1, best[x] + 1}.intersection(range(len(shares))) - {*tried[x]}
+                if _most_gain(tried[x][best[x]], shares[y], bound) >= LEAST_GAIN
+            }
     return cells
 
 
-def _moving(cells: Sequence[Cell], at: int) -> list[Cell]:
-    # the results whose division matters: not where hits hardly rise with size, since another
-    # division does not help if more memory of all kinds does not
-    knee, before, largest = cells[at], cells[max(at - 1, 0)], cells[-1]
-    moving: list[Cell] = []
-    if knee.hit_rate - before.hit_rate >= LEAST_GAIN:
-        moving += [before, knee] if knee is largest else [before]
-    if largest.hit_rate - knee.hit_rate >= LEAST_GAIN:
-        moving += [knee, largest]
-    return moving
+def _threshold(rates: Sequence[float]) -> float:
+    return rates[0] + KNEE * (max(rates) - rates[0])
+
+
+def _most_gain(cell: Cell, share: float | None, bound: Bound) -> float:
+    # what another share may add to the hit rate: a smaller one at most the hits of the
+    # full-attention KV that it adds; a larger one leaves less of it, which bounds all hits
+    if cell.share is None or share is None or (share > cell.share and not cell.evicts_aux):
+        return 0.0
+    now = bound(cell.host_gib, cell.share)
+    if cell.hit_rate > now:
+        return 1.0  # the bound does not hold, as it counts requests that the engine has rejected
+    return bound(cell.host_gib, share) - (cell.hit_rate if share > cell.share else now)
 
 
 def knee_of(cells: Sequence[Cell]) -> Cell:
@@ -178,29 +185,40 @@ def knee_of(cells: Sequence[Cell]) -> Cell:
     The gain is the rise in hit rate over the first result. The returned size reaches at least 95 %
     (`KNEE`) of the highest gain. `cells` are results sorted by size.
     """
-    first, highest = cells[0].hit_rate, max(cell.hit_rate for cell in cells)
-    return next(cell for cell in cells if cell.hit_rate >= first + KNEE * (highest - first))
+    least = _threshold([cell.hit_rate for cell in cells])
+    return next(cell for cell in cells if cell.hit_rate >= least)
 
 
-def guess_of(config: ExperimentConfig, sizes: Sequence[float], share: float | None) -> int:
-    """Return the place of the size that is the knee for full-attention KV without simulated time.
+def bound_of(config: ExperimentConfig) -> Bound:
+    """Return a function that bounds the hit rate at a size of the host cache and a division of it.
 
-    `share` is the fraction of the host cache for sliding-window pages or Mamba states.
+    The hits of full-attention KV alone, without simulated time, are the bound. All engines together
+    have one cache here: what their devices and hosts hold.
     """
-    curve = curve_of(config)
-    rates = [curve.lru(size * (1 - (share or 0))) for size in sizes]
-    return bisect_left(rates, KNEE * rates[-1])
+    curve, deployment = curve_of(config), deploy(config)
+    device_pages = deployment.device.full_pages or 0
+    more_gib = device_pages * deployment.host_kinds.page_bytes[0] / GIB
+    if config.storage.kind != "none":
+        more_gib = curve.full_gib
+    rate = curve.lru if config.cache.policy == "lru" else curve.belady
+
+    @cache
+    def bound(host_gib: float, share: float | None) -> float:
+        return rate(config.parallel.num_engines * (more_gib + host_gib * (1 - (share or 0))))
+
+    return bound
 
 
 def find(config: ExperimentConfig, options: Namespace) -> list[Cell]:
     sizes = sorted({0.0, *options.gib})
     shares = options.shares if shared_kind(config) is not None else (None,)
+    # joblib would start a process for each core, also for three runs
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
         return search(
             sizes,
             shares,
             lambda places: list(pool.map(partial(measure, config), places)),
-            guess=guess_of(config, sizes, shares[min(2, len(shares) - 1)]),
+            bound_of(config),
             every_cell=options.all,
         )
 

@@ -77,9 +77,8 @@ class Reuse:
         return int((self.newer + self.usable).max(initial=0))
 
     def _by_request(self, pages: Column) -> Column:
-        totals = np.zeros(self.num_requests, np.int64)
-        np.add.at(totals, self.request, pages)
-        return totals
+        # sums of whole numbers below 2**53 are exact
+        return np.bincount(self.request, pages, self.num_requests).astype(np.int64)
 
 
 def reuse(requests: Sequence[Request], page_size: int, overlap: int = 0) -> Reuse:

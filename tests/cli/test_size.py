@@ -6,7 +6,7 @@ import pytest
 
 from hicache import experiment
 from hicache.cache.kinds import MAMBA, SWA
-from hicache.cli.size import Cell, knee_of, main, search, shared_kind, show
+from hicache.cli.size import Cell, bound_of, knee_of, main, measure, search, shared_kind, show
 from hicache.runs.schema import config_of
 
 SMALL = ("workload=chat", "workload.num_sessions=30", "cache.device_gib=4", "--workers=1")
@@ -25,15 +25,21 @@ def cell(size, hit_rate, share=None, ttft_s=1.0):
     return Cell(host_gib=size, share=share, hit_rate=hit_rate, ttft_s=ttft_s)
 
 
-def searched(sizes, shares, rate_of, **options):
-    """Run the search; return the best cell of each size, and the (size, share) pairs measured."""
+def searched(sizes, shares, rate_of, guess=1, **options):
+    """Run the search; return the best cell of each size, and the (size, share) pairs measured.
+
+    By the bound, the size at `guess` is the knee, and each share may gain.
+    """
     measured = []
+
+    def bound(size, share):
+        return 99.0 * (size >= sizes[guess]) + 1 - (share or 0)
 
     def measure(places):
         measured.extend(places)
         return [cell(size, rate_of(size, share), share) for size, share in places]
 
-    return search(sizes, shares, measure, **options), measured
+    return search(sizes, shares, measure, bound, **options), measured
 
 
 def on_hills(**options):
@@ -62,19 +68,57 @@ def test_sizes_far_from_the_knee_are_not_simulated():
         assert len(measured) <= most
 
 
-@pytest.mark.parametrize(
-    ("full", "aux", "moved"), [(True, False, {0.1}), (False, True, {0.3}), (False, False, set())]
-)
-def test_a_layer_kind_that_the_host_never_evicts_gets_no_larger_share(full, aux, moved):
+@pytest.mark.parametrize(("aux", "moved"), [(True, {0.1, 0.3}), (False, {0.1})])
+def test_a_layer_kind_that_the_host_never_evicts_gets_no_larger_share(aux, moved):
     measured = []
 
     def measure(places):
         measured.extend(places)
-        kept = {"evicts_full": full, "evicts_aux": aux, "ttft_s": 1.0}
+        kept = {"evicts_aux": aux, "ttft_s": 1.0}
         return [Cell(host_gib=size, share=share, hit_rate=size, **kept) for size, share in places]
 
-    search([0.0, 0.5, 1.0], [0.0, 0.1, 0.2, 0.3], measure)
+    search([0.0, 0.5, 1.0], [0.0, 0.1, 0.2, 0.3], measure, lambda _, share: 9 - share)
     assert {share for size, share in measured if size == 1.0} == {0.2} | moved
+
+
+@pytest.mark.parametrize(
+    ("bounds", "moved"),
+    [
+        ([0.9, 0.9, 0.8, 0.6], {0.1}),  # with less full-attention KV, fewer hits are possible
+        ([0.9, 0.803, 0.8, 0.7], {0.3}),  # more full-attention KV has few more hits
+        ([0.9, 0.8, 0.8, 0.6], set()),
+        ([0.5, 0.5, 0.5, 0.5], {0.1, 0.3}),  # no bound, since the run hits more
+    ],
+)
+def test_a_share_is_simulated_only_if_the_bound_allows_it_to_gain(bounds, moved):
+    shares = [0.0, 0.1, 0.2, 0.3]
+    rates = dict(zip(shares, (0.3, 0.4, 0.6, 0.5), strict=True))
+    measured = []
+
+    def measure(places):
+        measured.extend(places)
+        return [cell(size, size and rates[share], share) for size, share in places]
+
+    bound_of_share = dict(zip(shares, bounds, strict=True))
+    search([0.0, 1.0], shares, measure, lambda size, share: size and bound_of_share[share])
+    assert {share for size, share in measured if size} == {0.2} | moved
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("model=qwen3_next_80b",),
+        ("model=qwen3_next_80b", "cache.policy=lfu"),
+        ("model=llama3_8b", "parallel.replicas=2"),
+        ("model=llama3_8b", "storage=memory"),
+    ],
+)
+def test_no_run_hits_more_than_the_bound(settings):
+    config = config_of("experiment=sizing", *SMALL[:-1], "cache.device_gib=16", *settings)
+    share = None if shared_kind(config) is None else 0.2
+    bound = bound_of(config)
+    for size in (1.0, 8.0):
+        assert 0 < measure(config, (size, share)).hit_rate <= bound(size, share) < 1
 
 
 @pytest.mark.parametrize(("every_cell", "share"), [(False, 0.4), (True, 0.1)])

@@ -117,7 +117,9 @@ def main() -> None:
         if [word for word in sys.argv[1:] if word.startswith("-")] == [
             "--cfg"
         ] and "job" in sys.argv:
-            show_settings([word for word in sys.argv[1:] if word not in ("--cfg", "job")])
+            words = [word for word in sys.argv[1:] if word not in ("--cfg", "job")]
+            # Hydra would leave out what is derived, such as the values of model.from_hf
+            print(as_yaml(schema.config_of(*words)), end="")
             return
         sys.argv[1:] = schema.with_implied(sys.argv[1:])
     try:
@@ -147,11 +149,6 @@ def main() -> None:
 def show_help(groups: Sequence[str]) -> None:
     with in_one_sentence():
         print(knobs.help_of(groups))
-
-
-def show_settings(overrides: Sequence[str]) -> None:
-    # Hydra would leave out what is derived, such as the values of model.from_hf
-    print(as_yaml(schema.config_of(*overrides)), end="")
 
 
 def unfinished_run() -> Path | None:

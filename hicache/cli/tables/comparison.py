@@ -14,6 +14,7 @@ from hicache.cli.tables.groups import (
 )
 from hicache.cli.tables.result_table import ResultTable, Row
 from hicache.cli.tables.verdicts import UNSERVED, Verdicts
+from hicache.results import verdict
 
 TITLES = {
     "agreement/illegal_lengths_count": "lengths some rank\ncannot restore",
@@ -159,7 +160,7 @@ def _outcomes(run: StoredRun) -> list[tuple[str, float]]:
 
 
 def is_overloaded(group: Group) -> bool:
-    return any(run.is_overloaded for run in group.runs)
+    return any(verdict.is_overloaded(run.summary) for run in group.runs)
 
 
 def makes_claim(metric: str, *groups: Group) -> bool:

@@ -15,7 +15,6 @@ from statistics import median
 from typing import NamedTuple
 
 from hicache.config import METRICS
-from hicache.results.verdict import is_overloaded
 from hicache.runs import provenance
 from hicache.runs.errors import meant
 from hicache.runs.grid import NUMBERED
@@ -76,10 +75,6 @@ class StoredRun:
     def replicate(self) -> tuple[Value, ...]:
         # only the seed of a generated workload changes its sessions
         return self.served if self.config.get("workload.kind") in GENERATORS else self.served[:1]
-
-    @property
-    def is_overloaded(self) -> bool:
-        return is_overloaded(self.summary)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

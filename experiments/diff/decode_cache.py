@@ -108,6 +108,7 @@ class Ours:
         retracted = list(self._decode.saved)
         self._promise = None
         self._run()
+        self._run(is_asking=False)  # it decodes from its next step on
         resumed = [each for each in retracted if each not in self._decode.saved]
         if self._promise is None:
             assert self._engine.scheduler.waiting, "the request was rejected"

@@ -245,7 +245,8 @@ class DecodeEngine(RoleEngine):
     def _plan(self, now_ns: int) -> None:
         decode = self.scheduler.decode
         num_free = self.scheduler.config.max_running - len(decode.running)
-        decode.running += self._intake.resumed()
+        for req in self._intake.resumed():
+            decode.go_on(req)
         for handover in self._intake.ready()[:num_free]:
             req = self._intake.begin(handover, now_ns)
             before = req.token_runs[-1][-1:] if req.token_runs else []

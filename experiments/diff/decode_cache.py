@@ -218,7 +218,8 @@ def recorded(
         tokens = np.frombuffer(request.tokens(), np.int32)
         holds = events.happens(0.1)
         answer = ours.ask(request, holds=holds)
-        is_in = events.considered(answer, "ask", request.id, tokens, request.prompt_len, holds)
+        call = "ask", request.id, tokens, request.prompt_len, "restored" if holds else ""
+        is_in = events.considered(answer, *call)
         while not is_in and not (holds or events.happens(0.1)):
             events.end_oldest()
             is_in = events.considered(ours.again(), "again")
@@ -268,8 +269,8 @@ def main() -> int:
     names = ("abort " + call[2] if call[0] == "abort" else call[0] for call in calls)
     print(
         f"{len(requests)} requests of {kind}, {len(pairs)} decisions, {len(asked)} admissions, "
-        f"{sum(call[0] == 'ask' and call[4] for call in calls)} of them to be aborted with their "
-        f"KV restored; {dict(Counter(names))}: {len(pairs) - len(wrong)} equal to SGLang {release};"
+        f"{sum(call[0] == 'ask' and mine[1] and call[4] == 'restored' for call, mine, _ in pairs)}"
+        f" of them aborted when their KV was restored; {dict(Counter(names))}: {len(pairs) - len(wrong)} equal to SGLang {release};"
         f" tokens held on device, on the host, in storage, and promised: {sums}"
     )
     for call, mine, other in wrong[:5]:

@@ -11,13 +11,12 @@ from collections.abc import Sequence as Items
 from math import ceil, inf
 
 from hicache.cache.kinds import FULL
-from hicache.cache.pages import PageIds
 from hicache.cache.prefetch.prefetch import Phase
 from hicache.cache.prefix_cache import HIT_TIERS
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.keys import keys
-from hicache.cache.tree.node import DEVICE, HOST, NO_END, MatchResult
+from hicache.cache.tree.node import HOST, NO_END, MatchResult
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import NEVER
 from hicache.config import ExperimentConfig
@@ -254,9 +253,7 @@ class Intake(Prefill):
             promised = stored if is_read_later else promised
         sequence = req.sequence
         if is_read_later:
-            sequence.pages = [[] for _ in range(self.cache.tree.kinds.size)]
-            sequence.starts = [0] * self.cache.tree.kinds.size
-            sequence.passed = [0] * self.cache.tree.kinds.size
+            sequence.begin(self.cache.tree.root(sequence.namespace), self.cache.tree.kinds)
             sequence.lock = self.cache.tree.lock(match.device_node)
             req.ready_len = match.device_prefix_len
         else:
@@ -287,7 +284,7 @@ class Intake(Prefill):
 
     def _append(self, req: RequestState, first: int, target_len: int) -> bool:
         # takes pages for the tokens that will arrive, from page `first` on; of windows only those
-        # that later tokens read
+        # that later tokens read. Without room, the caller gives up what the request holds
         cache, kinds, page, sequence = self.cache, self.cache.tree.kinds, self._page, req.sequence
         end = -(-target_len // page)
         if self._decode.buffer_pages:
@@ -295,24 +292,18 @@ class Intake(Prefill):
             sequence.pages[FULL] += page_ids or []
             sequence.num_pages = NO_END  # the rest is on the host
             return page_ids is not None
-        taken: dict[int, tuple[int, PageIds]] = {}
-        windows = dict(kinds.all_windows)
+        windows, demand = dict(kinds.all_windows), Demand(Purpose.prefill, sequence.request_id)
+        sequence.num_pages += end - first
         for kind in kinds.paged:
             skipped = 0
             if kind in windows:
                 skipped = max(min(windows[kind].first(target_len // page), end) - first, 0)
-            demand = Demand(Purpose.prefill, sequence.request_id)
             page_ids = cache.device.allocate(kind, end - first - skipped, demand)
             if page_ids is None:
-                for earlier, (_, ids) in taken.items():
-                    cache.pools[DEVICE][earlier].free(ids)
                 return False
-            taken[kind] = skipped, page_ids
-        for kind, (skipped, page_ids) in taken.items():
-            sequence.pages[kind] += [-1] * skipped + page_ids
             if skipped:
-                sequence.starts[kind] = sequence.num_pages + skipped
-        sequence.num_pages += end - first
+                sequence.starts[kind] = len(sequence.pages[kind]) + skipped
+            sequence.pages[kind] += [-1] * skipped + page_ids
         return True
 
     # -- what arrives --------------------------------------------------------------------------

@@ -131,13 +131,13 @@ class DecodeServer:
             transfer_backend=TransferBackend.FAKE,
         )
 
-    def ask(self, number: int, tokens: Tokens, prompt_len: int, holds: bool) -> list[Any]:
+    def ask(self, number: int, tokens: Tokens, prompt_len: int, stage: str) -> list[Any]:
         req = request_of(f"{number}", tokens, prompt_len)
         req.vocab_size = 1 << 31
         req.bootstrap_host, req.bootstrap_room = FAKE_BOOTSTRAP_HOST, number
         self._requests[number] = req, tokens
         self._queue.add(req)
-        return self.again(holds=holds)
+        return self.again(holds=stage == "restored")
 
     def again(self, *, holds: bool = False) -> list[Any]:
         """Do as `process_decode_queue` does.
@@ -232,7 +232,8 @@ class DecodeServer:
             for each in waiting:
                 each.kv_receiver.abort()
             admitted, failed = self._queue.pop_preallocated() if waiting else ([], [])
-            assert not admitted and failed == waiting
+            assert not admitted
+            assert failed == waiting
         self._side._settle()
 
     def _leave(self, number: int, reason: Any) -> None:

@@ -109,7 +109,7 @@ class Ours:
         self._promise = None
         self._run()
         self._run(is_asking=False)  # it decodes from its next step on
-        resumed = [each for each in retracted if each not in self._decode.saved]
+        resumed = [req.request.id for req in self._decode.running if req.request.id in retracted]
         if self._promise is None:
             assert self._engine.scheduler.waiting, "the request was rejected"
             return [resumed, False]
@@ -244,6 +244,18 @@ def theirs_of(release: str, pools: Pools, reserved: int, calls: list[Any]) -> li
     return answers
 
 
+def event_of(call: Any, answer: Any) -> str | None:
+    """Return what a call has retracted or aborted, in words."""
+    match call:
+        case ("abort", _, where):
+            return f"abort {where}"
+        case ("ask", _, _, _, "restored") if answer[1]:
+            return "abort restored"
+        case ("retract",):
+            return "retract"
+    return None
+
+
 def main() -> int:
     """Print how many answers agree; 1 if any does not."""
     words = sys.argv[1:]
@@ -266,13 +278,15 @@ def main() -> int:
     asked = [mine for call, mine, _ in pairs if call[0] != "retract" and mine[1]]
     wrong = [pair for pair in pairs if pair[1][: len(pair[2])] != pair[2][: len(pair[1])]]
     sums = [sum(mine[place] for mine in asked) for place in range(2, 6)]
-    names = ("abort " + call[2] if call[0] == "abort" else call[0] for call in calls)
+    events = Counter(filter(None, map(event_of, calls, answers)))
     print(
-        f"{len(requests)} requests of {kind}, {len(pairs)} decisions, {len(asked)} admissions, "
-        f"{sum(call[0] == 'ask' and mine[1] and call[4] == 'restored' for call, mine, _ in pairs)}"
-        f" of them aborted when their KV was restored; {dict(Counter(names))}: {len(pairs) - len(wrong)} equal to SGLang {release};"
-        f" tokens held on device, on the host, in storage, and promised: {sums}"
+        f"{len(requests)} requests of {kind}, {len(pairs)} decisions, {len(asked)} admissions: "
+        f"{len(pairs) - len(wrong)} equal to SGLang {release}; tokens held on device, on the host, "
+        f"in storage, and promised: {sums}"
     )
+    if seed is not None:
+        resumed = sum(len(mine[0]) for call, mine, _ in pairs if call[0] != "retract")
+        print(f"retracted and aborted: {dict(events)}; resumed: {resumed}")
     for call, mine, other in wrong[:5]:
         print(f"{call[:2]}: hicache {mine}, SGLang {other}")
     return int(bool(wrong))

@@ -148,15 +148,16 @@ class DecodeServer:
         """
         Clock.now += 1
         self._side._settle()
-        resumed = self._queue.resume_retracted_reqs()
+        self._scheduler.waiting_queue = resumed = self._queue.resume_retracted_reqs()
         for req in resumed:
             _bind_root_prefix(req, self._side.cache)
-        self._begin(resumed)
         numbers = [int(req.rid) for req in resumed]
         if self._queue.retracted_queue:
+            self._begin(resumed)
             return [numbers, False]
         self._queue.found = None
         admitted, failed = self._queue.pop_preallocated()
+        self._begin(resumed)
         assert not failed, f"{failed} failed"
         assert len(admitted) < 2, f"{len(admitted)} were admitted at once"
         found = self._queue.found
@@ -193,6 +194,7 @@ class DecodeServer:
 
     def _begin(self, reqs: list[Any]) -> None:
         # as `get_new_prebuilt_batch` and `process_prebuilt` do
+        self._scheduler.waiting_queue = []
         for req in reqs:
             req.init_next_round_input(None)
             req.extend_end = req.kv.kv_committed_len

@@ -49,11 +49,11 @@ def test_a_request_that_resumes_leaves_its_answer_to_the_cache():
 
 
 def test_a_retraction_makes_room_for_20_tokens_of_each_request_that_still_decodes():
-    ours = engine(4096, page_size=16)
+    ours = engine(4096, page_size=4)
     for number in range(10):  # whose KV fills the device
         assert ours.ask(fresh(number, 400, 10))[1]
         ours.finish(number)
     for number in range(10, 14):
         assert ours.ask(fresh(number, 400, 10))[1]
     assert ours.retract() == 10
-    assert ours._engine.cache.pools[DEVICE][FULL].num_free >= 4  # pages of 60 tokens
+    assert ours._engine.cache.pools[DEVICE][FULL].num_free >= 15  # pages of 60 tokens

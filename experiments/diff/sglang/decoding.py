@@ -67,6 +67,10 @@ class Running(ScheduleBatch):  # type: ignore[misc]
         self.reqs = [self.reqs[place] for place in sorted(keep_indices)]
 
 
+class DivergedError(Exception):
+    """Raised when a request should decode that does not run here: a decision was another one."""
+
+
 class DecodeServer:
     """A decode server that computes nothing; all copies end at once."""
 
@@ -146,6 +150,14 @@ class DecodeServer:
         promise. If the request is admitted and its transfer `holds`, it is aborted when its KV is
         restored.
         """
+        numbers: list[int] = []
+        while True:  # until no more requests resume
+            resumed, *answer = self._pass(holds=holds)
+            numbers += resumed
+            if answer[0] or not resumed:
+                return [numbers, *answer]
+
+    def _pass(self, *, holds: bool) -> list[Any]:
         Clock.now += 1
         self._side._settle()
         self._scheduler.waiting_queue = resumed = self._queue.resume_retracted_reqs()
@@ -209,6 +221,8 @@ class DecodeServer:
     def decode(self, number: int, kv_len: int) -> None:
         """Decode until the KV of a request has this length."""
         req, tokens = self._requests[number]
+        if req not in self._scheduler.running_batch.reqs:
+            raise DivergedError
         ids = tokens[len(req.origin_input_ids) : kv_len + 1]
         self._side._decode(req, req.kv.kv_committed_len, kv_len)
         req.output_ids = array("q", ids.astype("int64").tobytes())
@@ -256,7 +270,12 @@ def main() -> None:
     """Answer all calls of the standard input."""
     pools, reserved, folder, calls = pickle.load(sys.stdin.buffer)
     server = DecodeServer(pools, reserved, folder)
-    answers = [getattr(server, name)(*arguments) for name, *arguments in calls]
+    answers = []
+    for name, *arguments in calls:
+        try:
+            answers.append(getattr(server, name)(*arguments))
+        except DivergedError:
+            break
     server.close()
     Path(folder, "answers").write_bytes(pickle.dumps(answers))
 

@@ -13,9 +13,9 @@ from hicache.cache.tiers.transfer import BackUp, Reported
 from hicache.engine.loop import Engine, Flight
 from hicache.engine.ports import Link
 from hicache.policies.routing import Replica, Route, router_of
-from hicache.request import Request
+from hicache.request import TOKEN_BYTES, Request
 from hicache.scheduler.batch import NOTHING, Extend, Outcome
-from hicache.scheduler.handover import Handover, News, Outage, Parcel, bytes_to_send, moves_to_send
+from hicache.scheduler.handover import Handover, News, Outage, Parcel, move_of, spans_to_send
 from hicache.scheduler.intake import DecodeScheduler, Intake
 from hicache.scheduler.request_state import RequestState, TokenRun
 from hicache.scheduler.sender import PrefillScheduler
@@ -160,28 +160,24 @@ class PrefillEngine(RoleEngine):
 
     def _send(self, handover: Handover, extend: Extend, now_ns: int) -> None:
         size, kinds = self.cache.page_size, self.cache.tree.kinds
-        start, end, promised = handover.sent_len, extend.end, handover.promised_len
-        target_len = extend.req.target_len
+        start, end = handover.sent_len, extend.end
         if extend.is_last:
             handover.computed_ns, handover.is_whole = now_ns, True
         elif end // size * size <= start:
             return
         handover.sent_len = end // size * size
         handover.num_sent += 1
-        moves = []
-        if self.link.is_real:
-            moves = moves_to_send(kinds, handover, start, is_last=extend.is_last)
-        num_bytes = bytes_to_send(kinds, self._page_bytes, promised, start, end, target_len)
-        self.link.send(
-            Parcel(
-                handover=handover,
-                source=handover.prefill,
-                target=handover.decode,
-                num_bytes=num_bytes,
-                moves=moves,
-            ),
-            now_ns,
+        spans = spans_to_send(kinds, handover.promised_len, start, end, extend.req.target_len)
+        num_bytes = sum((last - first) * self._page_bytes[kind] for kind, first, last in spans)
+        parcel = Parcel(
+            handover=handover,
+            source=handover.prefill,
+            target=handover.decode,
+            num_bytes=num_bytes or TOKEN_BYTES,  # the first token at least
         )
+        if self.link.is_real:
+            parcel.moves = [move_of(kinds, handover, *span) for span in spans]
+        self.link.send(parcel, now_ns)
 
 
 class DecodeEngine(RoleEngine):
@@ -245,7 +241,8 @@ class DecodeEngine(RoleEngine):
     def _plan(self, now_ns: int) -> None:
         decode = self.scheduler.decode
         num_free = self.scheduler.config.max_running - len(decode.running)
-        decode.running += self._intake.resumed()
+        for req in self._intake.resumed():
+            decode.go_on(req)
         for handover in self._intake.ready()[:num_free]:
             req = self._intake.begin(handover, now_ns)
             before = req.token_runs[-1][-1:] if req.token_runs else []

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import Move
-from hicache.request import TOKEN_BYTES
 from hicache.scheduler.queue_waits import Cause
 from hicache.scheduler.request_state import RequestState
 
@@ -111,38 +110,29 @@ News = Parcel | Outage  # what reaches an engine from outside, other than reques
 NEWS = (Prefetch, Parcel, Outage)
 
 
-def moves_to_send(kinds: Kinds, handover: Handover, start: int, *, is_last: bool) -> list[Move]:
-    """Return the copies between device pages of both engines of what `bytes_to_send` counts.
-
-    They begin at token `start`; the prompt is computed up to `kv_len` of the prefill engine.
-    """
-    size, source, target = kinds.page_size, handover.prompt.sequence, handover.req.sequence
-    length = handover.prompt.kv_len
-    first, end = start // size, -(-length // size) if is_last else length // size
-    moves = [Move(FULL, source.pages[FULL][first:end], target.pages[FULL][first:end])]
-    if is_last:
-        for kind, window in kinds.window_lens.items():
-            first = max(handover.promised_len, length - window) // size
-            moves.append(Move(kind, source.pages[kind][first:end], target.pages[kind][first:end]))
-        for kind in kinds.points:
-            moves.append(Move(kind, source.working_slot or [], target.working_slot or []))
-    return moves
-
-
-def bytes_to_send(
-    kinds: Kinds, page_bytes: list[int], promised_len: int, start: int, end: int, target_len: int
-) -> int:
-    """Return the bytes of the pages `[start, end)` of a prompt, in tokens, that a parcel carries.
+def spans_to_send(
+    kinds: Kinds, promised_len: int, start: int, end: int, target_len: int
+) -> list[tuple[int, int, int]]:
+    """Return what a parcel with tokens `[start, end)` of a prompt carries: kind, first page, end.
 
     Only the last parcel, whose `end` is `target_len`, carries the last, partial page, the sliding
-    windows at the end, and the Mamba state. If it has none of them, it carries the first token.
+    windows at the end, and the Mamba state, which counts as one page.
     """
     size = kinds.page_size
     if end < target_len:
-        return (end // size - start // size) * page_bytes[FULL]
+        return [(FULL, start // size, end // size)]
     last = -(-target_len // size)
-    num_bytes = (last - start // size) * page_bytes[FULL]
-    for kind, length in kinds.window_lens.items():
-        first = max(promised_len, target_len - length) // size
-        num_bytes += (last - first) * page_bytes[kind]
-    return num_bytes + sum(page_bytes[kind] for kind in kinds.points) or TOKEN_BYTES
+    windows = [
+        (kind, max(promised_len, target_len - length) // size, last)
+        for kind, length in kinds.window_lens.items()
+    ]
+    return [(FULL, start // size, last), *windows, *((kind, 0, 1) for kind in kinds.points)]
+
+
+def move_of(kinds: Kinds, handover: Handover, kind: int, first: int, end: int) -> Move:
+    """Return the copy of a span between the device pages of both engines."""
+    source, target = (
+        (each.working_slot or []) if kind in kinds.points else each.pages[kind]
+        for each in (handover.prompt.sequence, handover.req.sequence)
+    )
+    return Move(kind, source[first:end], target[first:end])

@@ -11,13 +11,12 @@ from collections.abc import Sequence as Items
 from math import ceil, inf
 
 from hicache.cache.kinds import FULL
-from hicache.cache.pages import PageIds
 from hicache.cache.prefetch.prefetch import Phase
 from hicache.cache.prefix_cache import HIT_TIERS
 from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.keys import keys
-from hicache.cache.tree.node import DEVICE, HOST, NO_END, MatchResult
+from hicache.cache.tree.node import HOST, NO_END, MatchResult
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import NEVER
 from hicache.config import ExperimentConfig
@@ -27,6 +26,7 @@ from hicache.scheduler.decision import Defer, Reason
 from hicache.scheduler.decode import Decode
 from hicache.scheduler.handover import Handover
 from hicache.scheduler.prefill import Prefill
+from hicache.scheduler.prompts_together import RETRACT_TOKENS
 from hicache.scheduler.queue_waits import NO_STEP, Cause, Shortage
 from hicache.scheduler.request_state import RequestState
 from hicache.scheduler.scheduler import Scheduler
@@ -105,8 +105,10 @@ class Intake(Prefill):
     def queue(self, req: RequestState) -> None:
         if req.admitted_ns is not None:  # its first wait is over
             req.queue_mark = None
-        if req.retractions:  # retracted requests come first
-            req.place = (-inf, req.number)
+        if req.retractions:  # they come first; with their KV on the host, by order of retraction
+            is_saved = req.request.id in self._decode.saved
+            turn = self.counters["scheduler/retracted_count"] if is_saved else req.number
+            req.place = (-inf, turn)
         super().queue(req)
 
     def steps_unchanged(self, running: Items[RequestState], wanted: int) -> int:
@@ -197,16 +199,23 @@ class Intake(Prefill):
     ) -> Defer | None:
         rules, page, cache = self.cache.rules, self._page, self.cache
         reserved, clip = rules.decode_reserved_tokens, rules.clip_new_tokens
-        retractable = retractable_tokens(running)
-        held_len = match.device_prefix_len
         if self._decode.buffer_pages:
             return self._lacks_buffer(req, running)
-        needed = needed_tokens(req, held_len, retractable, reserved=reserved, clip=clip, page=page)
         num_active = len(running) + len(self.loading)
-        kept = promised_room(running, num_active, reserved=reserved, clip=clip)
-        if needed > cache.room() - kept - self._pending_restores():
-            # while requests decode, only the tokens that could be retracted grow
+        length = self._decode.saved.get(req.request.id)
+        if length is not None:  # it resumes if it fits as it is
+            needed = least = ceil_page(length, page) + reserved
+            kept, pending = reserved * num_active, 0
+        else:
+            held_len, retractable = match.device_prefix_len, retractable_tokens(running)
             least = ceil_page(req.target_len - held_len, page) + reserved
+            needed = needed_tokens(
+                req, held_len, retractable, reserved=reserved, clip=clip, page=page
+            )
+            kept = promised_room(running, num_active, reserved=reserved, clip=clip)
+            pending = self._pending_restores()
+        if needed > cache.room() - kept - pending:
+            # while requests decode, only the tokens that could be retracted grow
             stands = needed == least and kept == reserved * num_active
             windows = bool(cache.tree.kinds.window_lens)
             return Defer(Reason.tokens, stands=stands and not windows)
@@ -244,9 +253,7 @@ class Intake(Prefill):
             promised = stored if is_read_later else promised
         sequence = req.sequence
         if is_read_later:
-            sequence.pages = [[] for _ in range(self.cache.tree.kinds.size)]
-            sequence.starts = [0] * self.cache.tree.kinds.size
-            sequence.passed = [0] * self.cache.tree.kinds.size
+            sequence.begin(self.cache.tree.root(sequence.namespace), self.cache.tree.kinds)
             sequence.lock = self.cache.tree.lock(match.device_node)
             req.ready_len = match.device_prefix_len
         else:
@@ -277,7 +284,7 @@ class Intake(Prefill):
 
     def _append(self, req: RequestState, first: int, target_len: int) -> bool:
         # takes pages for the tokens that will arrive, from page `first` on; of windows only those
-        # that later tokens read
+        # that later tokens read. Without room, the caller gives up what the request holds
         cache, kinds, page, sequence = self.cache, self.cache.tree.kinds, self._page, req.sequence
         end = -(-target_len // page)
         if self._decode.buffer_pages:
@@ -285,24 +292,18 @@ class Intake(Prefill):
             sequence.pages[FULL] += page_ids or []
             sequence.num_pages = NO_END  # the rest is on the host
             return page_ids is not None
-        taken: dict[int, tuple[int, PageIds]] = {}
-        windows = dict(kinds.all_windows)
+        windows, demand = dict(kinds.all_windows), Demand(Purpose.prefill, sequence.request_id)
+        sequence.num_pages += end - first
         for kind in kinds.paged:
             skipped = 0
             if kind in windows:
                 skipped = max(min(windows[kind].first(target_len // page), end) - first, 0)
-            demand = Demand(Purpose.prefill, sequence.request_id)
             page_ids = cache.device.allocate(kind, end - first - skipped, demand)
             if page_ids is None:
-                for earlier, (_, ids) in taken.items():
-                    cache.pools[DEVICE][earlier].free(ids)
                 return False
-            taken[kind] = skipped, page_ids
-        for kind, (skipped, page_ids) in taken.items():
-            sequence.pages[kind] += [-1] * skipped + page_ids
             if skipped:
-                sequence.starts[kind] = sequence.num_pages + skipped
-        sequence.num_pages += end - first
+                sequence.starts[kind] = len(sequence.pages[kind]) + skipped
+            sequence.pages[kind] += [-1] * skipped + page_ids
         return True
 
     # -- what arrives --------------------------------------------------------------------------
@@ -468,6 +469,13 @@ class Receiver(Decode):
             self.cache.publish(req.sequence, req.target_len // self._page)
         super().start(req, now_ns)
 
+    def go_on(self, req: RequestState) -> None:
+        """Decode a request again whose KV is on the device again."""
+        if self.has_cache:
+            self.cache.publish(req.sequence, req.request.prompt_len // self._page)
+            self.cache.publish(req.sequence, req.kv_len // self._page, is_answer=True)
+        self.running.append(req)
+
     def keep(self, req: RequestState) -> None:
         if self._offloads:
             self._offload(req)
@@ -485,6 +493,8 @@ class Receiver(Decode):
         if held + num_pages <= self._pool_pages:
             self.saved[req.request.id] = kv_len
             self.cache.save_aside(num_bytes, is_fence=True)
+        room = -(-len(self.running) * RETRACT_TOKENS // self._page)
+        self.cache.make_room(room, Purpose.decode)
         return req
 
     def resume(self, req: RequestState) -> LoadBack:

@@ -1,0 +1,59 @@
+"""Retraction on a decode engine, driven as the comparison with SGLang's queues drives it."""
+
+from experiments.diff.decode_cache import Ours
+from experiments.diff.protocol import Pools
+from hicache.cache.kinds import FULL
+from hicache.cache.tree.node import DEVICE
+from tests.scheduler.world import fresh, request_of
+
+
+def engine(device_tokens: int, page_size: int = 64) -> Ours:
+    sizes = {"device_tokens": device_tokens, "host_tokens": 0, "max_len": 8192}
+    return Ours(Pools(page_size=page_size, has_storage=False, **sizes))
+
+
+def asked(*requests, device_tokens=1 << 16):
+    """A decode engine that has admitted these requests."""
+    ours = engine(device_tokens)
+    for request in requests:
+        assert ours.ask(request)[1]
+    return ours
+
+
+def test_a_request_resumes_if_its_kv_and_the_reserved_tokens_fit():
+    # at its first admission, it would also have to leave room for the answer of the other one
+    ours = asked(fresh(0, 640, 1000), fresh(1, 640, 4096), device_tokens=6080)
+    ours.decode(0, 200)
+    ours.decode(1, 300)
+    assert ours.retract() == 0
+    assert ours.ask(fresh(2, 640, 10))[0] == [0]
+
+
+def test_requests_resume_in_the_order_in_which_they_were_retracted():
+    ours = asked(*(fresh(number, 640, 1000) for number in range(3)))
+    for number, steps in enumerate((100, 50, 200)):
+        ours.decode(number, steps)
+    assert [ours.retract(), ours.retract()] == [1, 0]
+    assert ours.ask(fresh(3, 640, 10))[0] == [1, 0]
+
+
+def test_a_request_that_resumes_leaves_its_answer_to_the_cache():
+    prompt, answer = list(range(640)), list(range(1000, 1400))
+    ours = asked(request_of(0, prompt, answer), fresh(1, 640, 1000))
+    ours.decode(1, 300)
+    ours.decode(0, 200)
+    assert ours.retract() == 0
+    assert ours.ask(fresh(2, 640, 10))[0] == [0]
+    # 13 pages of 840 tokens
+    assert ours.ask(request_of(3, prompt + answer, [1, 2])) == [[], True, 832, 0, 0, 832]
+
+
+def test_a_retraction_makes_room_for_20_tokens_of_each_request_that_still_decodes():
+    ours = engine(4096, page_size=4)
+    for number in range(10):  # whose KV fills the device
+        assert ours.ask(fresh(number, 400, 10))[1]
+        ours.finish(number)
+    for number in range(10, 14):
+        assert ours.ask(fresh(number, 400, 10))[1]
+    assert ours.retract() == 10
+    assert ours._engine.cache.pools[DEVICE][FULL].num_free >= 15  # pages of 60 tokens

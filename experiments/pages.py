@@ -4,6 +4,7 @@ python -m experiments.pages --list            every page, its runs, minutes, com
 python -m experiments.pages routing           the missing runs of a page, then its tables
 python -m experiments.pages                   all pages
 python -m experiments.pages published --long  also with the programs that take an evening
+python -m experiments.pages board --add       only the conditions that its results lack
 python -m experiments.pages --canaries        the canaries: which pages are stale
 
 A page is a file of `experiments/findings/`. It has the arms that are compared, the conditions under
@@ -111,10 +112,13 @@ def _timed(began: float, result: Result) -> dict[str, float]:
     return measured(result) | {SECONDS: process_time() - began}
 
 
-def run(finding: Finding) -> Results:
-    """Run what is not kept yet, and return the metrics of all runs."""
+def run(finding: Finding, stored: Results) -> Results:
+    """Run what is neither stored nor kept yet, and return the metrics of all conditions."""
     results: dict[str, Any] = {}
     for condition in conditions_of(finding):
+        if condition.name in stored:
+            results[condition.name] = stored[condition.name]
+            continue
         arms = results[condition.name] = {}
         for seed, block, arm, overrides in condition.runs():
             measure = partial(_timed, process_time())
@@ -329,17 +333,35 @@ def remake(name: str, finding: Finding, *, long: bool = False) -> None:
     for source, target in finding.get("copies", {}).items():
         copyfile(source, ROOT / target)
     if "conditions" in finding:
-        stored["results"] = results = run(finding)
-        arms = chain.from_iterable(each.values() for each in results.values())
-        seconds = [*chain.from_iterable(chain.from_iterable(each.pop(SECONDS) for each in arms))]
-        known = [each for each in seconds if each]
-        minutes += fmean(known) * len(seconds) / 60 if known else 0
-        if "figure" in finding:
-            draw(finding, results, ROOT / "docs" / finding["figure"]["path"])
-    canary = canary_of(finding)
-    stored["made"] = made_now(round(minutes, 1), canary)
-    _write(RESULTS / f"{name}.json", stored)
-    _write(CANARIES, {**_canaries(), name: canary})
+        stored["results"] = run(finding, {})
+        minutes += _minutes(stored["results"])
+    _store(name, finding, stored, made_now(round(minutes, 1), canary_of(finding)))
+
+
+def add(name: str, finding: Finding) -> None:
+    """Run the conditions without results. The stamp names the commits of old and new ones."""
+    stored = json.loads((RESULTS / f"{name}.json").read_text())
+    before, canary = stored["made"], canary_of(finding)
+    if canary != before["canary"]:
+        raise ValueError(f"{name}: the stored results are stale, so make the page without --add")
+    stored["results"] = run(finding, stored.get("results", {}))
+    made = made_now(round(before["minutes"] + _minutes(stored["results"]), 1), canary)
+    _store(name, finding, stored, made | {"commit": f"{made['commit']} and {before['commit']}"})
+
+
+def _minutes(results: Results) -> float:
+    # of processor time, also of runs that were kept; conditions of earlier calls have no times
+    new = [arm.pop(SECONDS) for arms in results.values() for arm in arms.values() if SECONDS in arm]
+    seconds = [*chain.from_iterable(chain.from_iterable(new))]
+    known = [each for each in seconds if each]
+    return fmean(known) * len(seconds) / 60 if known else 0
+
+
+def _store(name: str, finding: Finding, stored: dict[str, Any], made: Mapping[str, Any]) -> None:
+    if "figure" in finding:
+        draw(finding, stored["results"], ROOT / "docs" / finding["figure"]["path"])
+    _write(RESULTS / f"{name}.json", {**stored, "made": made})
+    _write(CANARIES, {**_canaries(), name: made["canary"]})
     fill(name, finding)
 
 
@@ -382,6 +404,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--list", action="store_true", help="print a table of all pages")
     parser.add_argument("--canaries", action="store_true", help="run canaries, and no page")
     parser.add_argument("--long", action="store_true", help="run the long programs of a page, too")
+    parser.add_argument("--add", action="store_true", help="only run conditions without results")
     options = parser.parse_args(arguments)
     with in_one_sentence():
         if unknown := {*options.names} - {*found}:
@@ -390,6 +413,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if options.canaries:
                 _write(CANARIES, {**_canaries(), name: canary_of(found[name])})
                 fill(name, found[name])
+            elif options.add:
+                add(name, found[name])
             else:
                 remake(name, found[name], long=options.long)
         print(listed(found))

@@ -65,6 +65,12 @@ def test_a_condition_replaces_settings_and_seeds_of_its_finding() -> None:
     assert conditions_of(own)[0].arms == {"new": ["b=3"]}
 
 
+def test_stored_conditions_are_not_run_again_and_the_order_is_that_of_the_finding() -> None:
+    found = {**FOUND, "conditions": {"first": {}, "second": {}}}
+    stored = {"second": ARMS, "first": ARMS}  # to run one would fail: it has no such settings
+    assert [*pages.run(found, stored)] == ["first", "second"]
+
+
 def test_tables_show_differences_of_rates_in_points_and_of_times_in_percent() -> None:
     assert "| first | +10.0 [+10.0, +10.0] **holds** |" in claims_table(FOUND, {"first": ARMS})
     claims = [{**FOUND["claims"][0], "says": "fewer", "metric": "z_count"}, *FOUND["claims"]]

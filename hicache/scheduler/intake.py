@@ -26,7 +26,7 @@ from hicache.scheduler.decision import Defer, Reason
 from hicache.scheduler.decode import Decode
 from hicache.scheduler.handover import Handover
 from hicache.scheduler.prefill import Prefill
-from hicache.scheduler.prompts_together import RETRACT_TOKENS
+from hicache.scheduler.prompts_together import make_retraction_room
 from hicache.scheduler.queue_waits import NO_STEP, Cause, Shortage
 from hicache.scheduler.request_state import RequestState
 from hicache.scheduler.scheduler import Scheduler
@@ -493,8 +493,7 @@ class Receiver(Decode):
         if held + num_pages <= self._pool_pages:
             self.saved[req.request.id] = kv_len
             self.cache.save_aside(num_bytes, is_fence=True)
-        room = -(-len(self.running) * RETRACT_TOKENS // self._page)
-        self.cache.make_room(room, Purpose.decode)
+        make_retraction_room(self.cache, len(self.running))
         return req
 
     def resume(self, req: RequestState) -> LoadBack:

@@ -8,6 +8,7 @@ The rules are those of SGLang 0.5.23: line numbers are of `managers/scheduler.py
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
+from hicache.cache.prefix_cache import PrefixCache
 from hicache.cache.tree.events import Purpose
 from hicache.cache.tree.node import DEVICE, MatchResult
 from hicache.config import Batching
@@ -24,6 +25,11 @@ from hicache.scheduler.scheduler import Scheduler
 TOUCH_PASSES, TOUCHED_REQUESTS = 32, 128
 RETRACT_TOKENS = 20  # room made for each request that still runs after a retraction (SB 2391)
 WINDOW_TOKENS = 128  # that an answer passes before it frees window pages (SB 4047)
+
+
+def make_retraction_room(cache: PrefixCache, num_running: int) -> None:
+    """Evict for the tokens that requests which still run will decode after a retraction."""
+    cache.make_room(-(-num_running * RETRACT_TOKENS // cache.page_size), Purpose.decode)
 
 
 class TogetherPrefill(Prefill):
@@ -312,8 +318,7 @@ class TogetherDecode(Decode):
             sent_back.append(left.pop())
             abandon(sent_back[-1])
             self.cache.counters["scheduler/retracted_count"] += 1
-            room = -(-len(left) * RETRACT_TOKENS // self._page)
-            self.cache.make_room(room, Purpose.decode)
+            make_retraction_room(self.cache, len(left))
         if not self.fits(left):
             hopeless = left.pop()
             abandon(hopeless)

@@ -57,6 +57,16 @@ def test_nine_of_ten_turns_of_agentic_sessions_extend_the_prompt_before():
     assert len(extending) / len(followed) > 0.9
 
 
+def test_a_slice_of_the_agentic_sessions_holds_the_same_sessions_in_every_release():
+    """Results in `docs/` name slices; if this fails, those of `weka_agentic` are stale."""
+    config = config_of("workload=weka_agentic", "workload.slice=0/12")
+    try:
+        requests = load_workload(config.workload, data_dir=DATA_DIR, seed=0).requests
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    assert (len(requests), sum(r.prompt_len for r in requests)) == (1129, 90_294_869)
+
+
 SMALL_POOLS = ("cache.device.tokens.full=200000", "cache.host.tokens.full=600000")
 RECENT = {  # small pools, in which pages are evicted and loaded back
     "deepseek_v4_flash": (

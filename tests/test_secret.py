@@ -2,6 +2,7 @@
 
 import pytest
 
+from hicache import env
 from hicache.env import describe_environment
 from hicache.secret import PASSWORD, masked, refuse_secret
 
@@ -80,3 +81,9 @@ def test_ordinary_values_of_the_environment_are_not_masked(monkeypatch):
     monkeypatch.setenv("SHORT_TOKEN", "on")
     monkeypatch.setenv("SERVER", "https://host:80/path")
     assert masked("false, on, host, 80, path") == "false, on, host, 80, path"
+
+
+def test_the_command_prints_each_fact_of_the_environment_on_a_line(capsys):
+    env.main()
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert [name for name, *_ in lines] == list(describe_environment())

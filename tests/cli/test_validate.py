@@ -2,11 +2,14 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
 from hicache import run
 from hicache.cli import calibrate, validate
+from hicache.results import calibration
+from hicache.results.calibration import fitted
 from hicache.results.requests_file import read_requests
 from hicache.results.server_log import compare_measured, read_measured
 from hicache.runs.schema import config_of
@@ -66,6 +69,22 @@ def test_calibrate_writes_a_machine_file_that_a_run_can_use(log_of_server, capsy
     assert config.scheduler.server_s == pytest.approx(0.125, rel=0.01)
     assert (config.hardware.name, config.hardware.pcie_bandwidth.value) == ("h100", 40e9)
     assert config_of(f"hardware={machine}", "scheduler.server_s=1").scheduler.server_s == 1
+
+
+def test_calibrate_names_the_constants_that_a_log_identifies(log_of_server, capsys, monkeypatch):
+    file, _ = log_of_server(later_s=0.125)
+    monkeypatch.setattr(calibration, "KNOWN_SHARE", 0)  # no factor is known well enough
+    with pytest.raises(SystemExit):
+        calibrate.main([file, *TOLD, "--fit", "scheduler.server_s,hardware.prefill_factor"])
+    told = capsys.readouterr().err
+    assert "does not identify hardware.prefill_factor: " in told
+    assert "(--fit scheduler.server_s fits the rest)" in told
+
+
+def test_calibrate_finds_that_a_server_takes_no_time_before_its_engine(log_of_server):
+    file, _ = log_of_server()
+    found = fitted(config_of(*TOLD), read_measured(Path(file)), ["scheduler.server_s"])
+    assert found.values["scheduler.server_s"] < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,18 @@ def test_continuum_runs_pinned_sessions_first_and_evicts_their_data_last_newest_
     assert order == [3, 1, 2]
 
 
+@pytest.mark.parametrize("kind", [Continuum, CacheTtl])
+def test_a_pin_ends_when_the_sessions_next_request_is_admitted(kind) -> None:
+    turns = [turn(0, 1, "ls"), turn(1, 1, "ls")]
+    policy, clock = made(kind, turns, **({"history": 0} if kind is CacheTtl else {}))
+    serve(policy, clock, turns[0], 0, 20, 21)  # a long queue makes a pin worth its time
+    clock.now = round(21.01 * SECOND_NS)
+    policy.on_arrive(turns[1])
+    assert policy.is_pinned(policy.sessions[1])
+    step(policy, "admit", turns[1])
+    assert not policy.is_pinned(policy.sessions[1])
+
+
 def test_the_best_time_to_live_has_the_highest_net_benefit_of_all_times() -> None:
     rng = np.random.default_rng(3)
     for _ in range(50):

@@ -133,6 +133,15 @@ def test_tinylfu_halves_all_counts_after_as_many_uses_as_its_period_says() -> No
     assert tinylfu.admit(other, "device", "host", full) is None
 
 
+def test_tinylfu_keeps_one_use_of_two_when_it_halves() -> None:
+    world = SimpleNamespace(capacity={"host": {"full": 1}}, kinds=("full",))
+    tinylfu = TinyLfu(world, period=4)
+    tinylfu.on_insert(Item(7), "host")
+    tinylfu.on_miss([7, 7, 9, 9, 8], None)
+    full = SimpleNamespace(target_free_bytes=0)
+    assert tinylfu.admit(Item(8), "device", "host", full) is False
+
+
 def test_the_weight_of_an_lecar_expert_falls_less_the_older_its_error_is() -> None:
     capacity, rate = 4, 0.45
     pool = LeCaR(SimpleNamespace(seed=1), capacity, rate=rate)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hicache.cache.kinds import SWA
+from hicache.cache.kinds import FULL, SWA
 from hicache.cache.tree.node import DEVICE
 from hicache.config import Batching
 from hicache.rules import Rules
@@ -81,6 +81,17 @@ def test_queue_that_lacks_memory_is_not_considered_until_a_running_request_leave
     assert finished(world) == [1]
     assert step(world) == ([3, 2], [])
     assert step(world) == ([], [3, 2])  # no step with prompts decodes
+
+
+def test_decode_step_evicts_for_a_page_of_each_request_even_if_none_needs_one() -> None:
+    world = world_of(10)
+    world.submit(fresh(1, 56, 1))
+    step(world)
+    world.submit(fresh(2, 20, 4))
+    step(world)
+    assert world.cache.pools[DEVICE][FULL].num_taken == 10
+    step(world)  # the next token has room in the third page
+    assert world.cache.pools[DEVICE][FULL].num_taken < 10
 
 
 def test_retracted_request_goes_to_the_end_of_the_queue() -> None:

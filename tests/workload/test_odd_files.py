@@ -452,6 +452,18 @@ def test_the_shards_of_a_folder_are_read_in_the_order_of_their_numbers(tmp_path)
     assert found.prompt_len + found.output_len == 12 * 64
 
 
+def test_the_license_in_a_folder_of_rows_is_not_read(tmp_path):
+    (tmp_path / "LICENSE").write_text("Permission is granted.\n" * 9)
+    write_lines(tmp_path / "rows.jsonl", block_rows(2))
+    assert len(load(tmp_path).requests) == 2
+
+
+def test_a_wrong_entry_of_a_list_is_named_by_its_place(tmp_path):
+    (tmp_path / "rows.json").write_text(json.dumps([*block_rows(1), "nonsense"]))
+    with pytest.raises(TraceError, match=r"rows\.json, entry 2"):
+        load(tmp_path)
+
+
 def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(TraceError, match="the folder holds no files"):
         load(tmp_path)

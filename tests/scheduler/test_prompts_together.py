@@ -84,14 +84,15 @@ def test_queue_that_lacks_memory_is_not_considered_until_a_running_request_leave
 
 
 def test_decode_step_evicts_for_a_page_of_each_request_even_if_none_needs_one() -> None:
-    world = world_of(10)
-    world.submit(fresh(1, 56, 1))
-    step(world)
-    world.submit(fresh(2, 20, 4))
-    step(world)
-    assert world.cache.pools[DEVICE][FULL].num_taken == 10
-    step(world)  # the next token has room in the third page
-    assert world.cache.pools[DEVICE][FULL].num_taken < 10
+    world = world_of(14)
+    taken = []
+    for requests in ([fresh(1, 56, 1)], [fresh(2, 20, 4), fresh(3, 20, 4)], []):
+        for each in requests:
+            world.submit(each)
+        step(world)
+        taken.append(world.cache.pools[DEVICE][FULL].num_taken)
+    # the last step's tokens have room in the last pages of both requests; one more page is free
+    assert taken == [7, 7 + 6, 6]
 
 
 def test_retracted_request_goes_to_the_end_of_the_queue() -> None:

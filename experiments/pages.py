@@ -228,7 +228,7 @@ def _is_late(arm: Mapping[str, Any]) -> bool:
     return any(chain.from_iterable(arm[OVERLOADED]))
 
 
-def arms_table(finding: Finding, results: Results, table: Mapping[str, Any]) -> str:
+def arms_table(results: Results, table: Mapping[str, Any]) -> str:
     metrics, over = table["metrics"], table["over"]
     heads = [head for name in metrics.values() for head in (name, f"to {over}")]
     lines = [[table["arms"], *heads]]
@@ -241,6 +241,21 @@ def arms_table(finding: Finding, results: Results, table: Mapping[str, Any]) -> 
             is_void = _is_late(found) and metric.startswith("request/ttft")
             cells.append("" if arm == over else "overloaded" if is_void else shown(gain, metric))
         lines.append([arm, *cells])
+    return _markdown(lines)
+
+
+def conditions_table(results: Results, table: Mapping[str, Any]) -> str:
+    """Return the means of one metric: a row for each condition, a column for each arm."""
+    arms, metric = table["columns"], table["metric"]
+    lines = [[table["title"], *arms]]
+    for name in table["conditions"]:
+        found = results[name]
+        means = [fmean(_blocks(found[arm], metric)) for arm in arms]
+        cells = [
+            f"{mean:.3g}{' (overloaded)' if _is_late(found[arm]) else ''}"
+            for arm, mean in zip(arms, means, strict=True)
+        ]
+        lines.append([name, *cells])
     return _markdown(lines)
 
 
@@ -280,7 +295,9 @@ def text_of(name: str, finding: Finding, stored: Mapping[str, Any], canary: str)
     """Return what stands on a page between its two marks."""
     results, made = stored.get("results", {}), stored["made"]
     parts = [*stored.get("texts", ())]
-    parts += [arms_table(finding, results, table) for table in finding.get("tables", ())]
+    for table in finding.get("tables", ()):
+        by_arm = "columns" not in table
+        parts.append(arms_table(results, table) if by_arm else conditions_table(results, table))
     if "claims" in finding:
         parts.append(claims_table(finding, results))
     stamp = f"Made at {made['commit']} on {made['date']}, {made['machine']}"

@@ -18,6 +18,7 @@ from experiments.pages import (
     canary_of,
     claims_table,
     conditions_of,
+    conditions_table,
     text_of,
     verdict,
     with_text,
@@ -82,7 +83,11 @@ def test_tables_show_differences_of_rates_in_points_and_of_times_in_percent() ->
     assert "| condition | fewer | more hits |" in table
     assert "| first | +0.3 [-1.1, +1.8] open | +10.0 [+10.0, +10.0] **holds** |" in table
     table = {"arms": "first", "over": "old", "metrics": {"y_s": "time"}}
-    assert "| new | 4.67 | +100.0 % [+100.0, +100.0] |" in arms_table(FOUND, {"first": ARMS}, table)
+    assert "| new | 4.67 | +100.0 % [+100.0, +100.0] |" in arms_table({"first": ARMS}, table)
+    table = {"title": "time", "columns": ["new", "old"], "conditions": ["first"], "metric": "y_s"}
+    late = {**ARMS, "old": {**ARMS["old"], "overloaded": [[0.0], [1.0]]}}
+    told = "| time | new | old |\n|---|---|---|\n| first | 4.67 | 2.33 (overloaded) |"
+    assert conditions_table({"first": late}, table) == told
 
 
 @pytest.mark.parametrize(

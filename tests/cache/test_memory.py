@@ -10,7 +10,7 @@ from hicache.config import CacheConfig, DeviceSizes, HostSizes
 from hicache.engine.build import make_pools
 from hicache.engine.deployment import deploy
 from hicache.engine.ranks.agreement import TracedAllocator
-from hicache.memory import Capacity, capacities, engine_rule, model_kinds
+from hicache.memory import Capacity, capacities, engine_rule, model_kinds, shared_capacity
 from hicache.models import GIB, Figure, HardwareConfig, ModelConfig
 from hicache.runs.schema import config_of
 from tests.cache.small import named_kinds
@@ -164,3 +164,8 @@ def test_sglangs_host_size_is_a_ratio_to_the_device_or_gib_per_device():
         for size in ("cache.host.sglang_gib=16", "cache.host_gib=64")
     ]
     assert each_and_all[0] == each_and_all[1]
+
+
+def test_a_pool_of_a_shared_tier_may_take_all_bytes_of_the_tier():
+    tier = Capacity(counts=(10, None, 3), total_bytes=1000)
+    assert shared_capacity(tier, (4, 5, 100)) == replace(tier, counts=(250, None, 10))

@@ -324,6 +324,8 @@ def summed_up(path):
 def test_a_sweep_prints_a_table_and_writes_csv_json_and_reproducible_figures(sweep, capsys):
     lines, described = summed_up(sweep)
     assert len(lines) == 12
+    names = [*lines[0]][[*lines[0]].index("verdict") + 1 :]
+    assert names == sorted(names)
     assert (lines[11]["prefetch.stop"], lines[11][TTFT]) == ("timeout", "3.0")
     assert [described[0][f"{TTFT} {part}"] for part in SPREAD_PARTS] == [2, 1, 3]
     assert described[0]["load/rho_gpu median"] == 0.5

@@ -165,3 +165,9 @@ def test_requests_of_a_log_are_numbered_as_they_arrive(tmp_path):
 
 def test_a_run_without_engine_explain_has_no_columns_of_miss_reasons(run_dir):
     assert not [name for name in read_requests(run_dir) if "computed_for" in name]
+
+
+def test_a_machine_file_may_name_a_machine_in_any_script(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("{base: h100, hardware: {name: café}}", encoding="utf-8")
+    assert config_of(f"hardware={path}").hardware.name == "café"

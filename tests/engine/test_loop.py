@@ -12,6 +12,7 @@ from hicache.engine.decode_run import DecodeRun
 from hicache.engine.loop import Engine, serve
 from hicache.executor.completions import StepEnds
 from hicache.scheduler.batch import Outcome
+from hicache.scheduler.queue_waits import Cause
 from hicache.scheduler.request_state import RequestState
 from tests.engine.test_decode_run import ends_left
 from tests.engine.test_lockstep import STEP_NS, ManualExecutor
@@ -54,6 +55,14 @@ class Alone:
         write = StorageWrite(keys=[], parts=[], num_bytes=0, host_locks=[])
         self.engine.cache.in_flight.add(write)
         return write
+
+
+def test_a_request_that_came_before_it_was_submitted_is_queued_since_then() -> None:
+    alone = Alone()
+    alone.engine.submit(fresh(1, 20), 50, came_ns=20)
+    alone.engine.wake(50)
+    (extend,) = alone.engine.extending
+    assert extend.req.queue_ns[Cause.step] == 30
 
 
 # -- what is counted -----------------------------------------------------------------------------

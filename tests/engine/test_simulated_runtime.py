@@ -205,6 +205,18 @@ def test_notes_of_a_run_name_a_lossy_tier(more: tuple[str, ...], *, is_named: bo
 
 
 @pytest.mark.parametrize(
+    ("pools", "joined"),
+    [("split", ("+", "+")), ("shared", ("+", "or")), ("shared_both", ("or", "or"))],
+)
+def test_notes_of_a_run_say_which_tiers_share_their_memory(
+    pools: str, joined: tuple[str, str]
+) -> None:
+    config = config_of("model=gemma3_27b", f"cache.pools={pools}")
+    for note, word in zip(pool_remarks(config, deploy(config)), joined, strict=False):
+        assert f" {word} " in note.partition(" = ")[2]
+
+
+@pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (("cache.host_format=int4",), "must be one of plain, int8, fp8, bf16, fp4"),

@@ -8,9 +8,12 @@ import pytest
 from hicache.cache.tree.digests import chain_seed, page_digests
 from hicache.cache.tree.keys import Numbers
 from hicache.cache.tree.radix_tree import RadixTree
-from hicache.engine.warm import warm_storage
+from hicache.engine.deployment import deploy
+from hicache.engine.simulated_runtime import make_runtime
+from hicache.engine.warm import warm_storage, warm_storages
 from hicache.observe.history import PageRegistry, Stored
 from hicache.request import TokenSpans
+from hicache.runs.schema import config_of
 from tests.cache.small import named_kinds
 from tests.scheduler.world import fresh, request_of
 
@@ -70,3 +73,10 @@ def test_registry_knows_the_stored_pages_and_that_all_were_seen() -> None:
     assert registry.is_seen.all()
     stored = [np.flatnonzero(each == Stored.written).tolist() for each in registry.stored]
     assert stored == [[*range(8)], [3, 4, 6, 7], [4, 7]]
+
+
+def test_a_run_without_storage_cannot_start_with_a_warm_one():
+    config = config_of("model=llama3_8b", "storage=none", "workload=chat")
+    runtime = make_runtime(config, deploy(config))
+    with pytest.raises(ValueError, match=r"storage\.kind=none and executor\.kind=simulated"):
+        warm_storages(config, runtime, [], RadixTree(kinds=named_kinds(PAGE)))

@@ -1,10 +1,14 @@
 """A run in real time from the command line: its logits are those of a cold start."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 
+from hicache.executor.real import runtime
+from hicache.executor.real.verify import Verdict
 from tests.forked import run_script
 
 ROOT = Path(__file__).parents[2]
@@ -53,3 +57,16 @@ def test_the_state_at_the_end_of_a_chunk_gives_the_logits_of_a_cold_start(tmp_pa
     )
     assert "logits equal: 2 of 2" in printed
     assert summary["cache/device_hit_tokens"] == 128
+
+
+@pytest.mark.parametrize("is_interpreted", [True, False])
+def test_triton_kernels_on_a_cpu_need_the_interpreter(is_interpreted, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1" if is_interpreted else "0")
+    with nullcontext() if is_interpreted else pytest.raises(ValueError, match="TRITON_INTERPRET=1"):
+        assert runtime._plane("triton", torch.device("cpu")) is not None
+
+
+def test_logits_that_are_all_equal_need_no_further_numbers():
+    assert str(Verdict(num_equal=3, num_checked=3)) == "logits equal: 3 of 3"
+    told = str(Verdict(num_equal=2, num_checked=3, num_tokens=9, num_agree=8, error=0.5))
+    assert told.startswith("logits equal: 2 of 3; the same token: 8 of 9; largest difference: 0.5")

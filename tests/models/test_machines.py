@@ -148,6 +148,11 @@ def test_a_file_that_is_no_table_of_rates_is_refused(tmp_path, contents, told):
         read_table(tmp_path / "mine.csv")
 
 
+def test_the_row_of_a_figure_may_end_before_its_size(tmp_path):
+    (tmp_path / "mine.csv").write_text("curve,rate,size\nkernel_s,2e-6\n")
+    assert read_table(tmp_path / "mine.csv")["kernel_s"].value == 2e-6
+
+
 def test_a_missing_table_is_refused():
     with pytest.raises(ValueError, match=r"hardware\.table: file nowhere\.csv"):
         config_of("hardware.table=nowhere.csv")

@@ -179,3 +179,14 @@ def test_the_index_of_approximate_is_capped(sizes, chosen):
     router.route(request_of(10, range(100, 140), [1]), replicas)
     router.route(request_of(11, range(200, 240), [1]), replicas)
     assert router.route(request_of(12, range(40), [1]), replicas) == chosen
+
+
+def test_the_keys_of_a_prompt_are_those_of_the_pages_that_hold_it() -> None:
+    prompt = range(3 * PAGE)
+    (engine,) = engines_that_served(prompt)
+    (replica,) = replicas_of([engine])
+    keys = replica.keys(request_of(9, [*prompt, 5, 6], [1]))
+    (node,) = engine.cache.tree.root("").children.values()
+    names = engine.cache.tree.names
+    assert keys == tuple(names.contents(names.of_node(node)))
+    assert len(keys) == 3

@@ -41,11 +41,13 @@ def test_a_directory_without_a_file_of_requests_is_refused(tmp_path):
         read_requests(tmp_path)
 
 
-@pytest.mark.parametrize("spoil", ["drop", "texts"])
+@pytest.mark.parametrize("spoil", ["drop", "drop behind an empty one", "texts"])
 def test_a_file_without_a_column_of_numbers_is_refused(tmp_path, make_record, spoil):
     write_requests(tmp_path, [make_record(0)])
     table = read_requests(tmp_path)
-    if spoil == "drop":
+    if spoil == "drop behind an empty one":
+        table["session_id"] = None
+    if spoil.startswith("drop"):
         del table["prompt_len"]
     else:
         table["prompt_len"] = "many"

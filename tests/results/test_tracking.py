@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hicache.config import TrackerConfig, WandbMode
+from hicache.results import tracking
 from hicache.results.tracking import Tracker, plain, write_json
 from tests.conftest import row_at
 from tests.forked import forked
@@ -159,3 +160,16 @@ def test_a_full_disk_leaves_no_part_of_a_row_or_of_a_summary(tmp_path, rows):
     assert forked(log_on_a_full_disk, tmp_path, 20, rows[0], summary) == 0
     assert lines_of(tmp_path) == [rows[0]]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_key_of_wandb_is_found_in_the_environment_or_in_netrc(monkeypatch, tmp_path):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert not tracking._has_key()
+    monkeypatch.setenv("WANDB_API_KEY", "k")
+    assert tracking._has_key()
+    monkeypatch.delenv("WANDB_API_KEY")
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password k\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    assert tracking._has_key()

@@ -1,5 +1,7 @@
 """The estimator of goodput: requests in time, falling shares, and the rate of a wanted share."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,7 @@ from hicache.runs.goodput import (
     is_in_time,
     ladder_of,
     run,
+    span_s,
 )
 from hicache.runs.schema import config_of
 
@@ -124,3 +127,9 @@ def test_an_aborted_job_is_not_in_time() -> None:
     in_time, served = in_time_of(config, result)
     assert served == 40
     assert in_time == result.measures["jobs/finished_count"] < 40
+
+
+def test_a_span_lasts_from_the_first_arrival_after_the_warm_up_to_the_last():
+    requests = [SimpleNamespace(arrival_ns=place * 10**9) for place in (2, 5, 9)]
+    spans = [span_s(SimpleNamespace(requests=requests), warm_up_s) for warm_up_s in (0, 4, 9)]
+    assert spans == [7, 5, 1]

@@ -15,6 +15,7 @@ from hicache.config import (
     TraceConfig,
 )
 from hicache.runs import checks, job, provenance
+from hicache.runs.schema import config_of
 
 BUILTIN = ExperimentConfig(workload=GeneratedConfig(kind="builtin"))
 KNOBS = ("workload.tokenizer", "storage.kind", "cache.policy")
@@ -162,3 +163,11 @@ def test_sources_are_the_first_eight_digits_of_their_digests():
         "policies": {"cache.policy": {"sha256": "abcdefabcdef"}},
     }
     assert provenance.sources_of(made_of) == {"hicache": "01234567", "cache.policy": "abcdefab"}
+
+
+def test_a_machines_name_may_be_changed_only_with_the_machine():
+    typed = ["hardware.name=mine"]
+    with pytest.raises(ValueError, match="changes only the name"):
+        checks.unheeded(config_of(*typed), typed)
+    typed.append("hardware=h100")
+    assert checks.unheeded(config_of(*typed), typed) == []

@@ -174,3 +174,10 @@ def test_no_call_leaves_a_file_open(tmp_path):
     storage.delete(keys(1, 2, 3))
     storage.stats()
     assert sorted(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_a_page_larger_than_the_capacity_is_not_written_and_evicts_nothing(tmp_path):
+    storage = open_store(tmp_path, 2)
+    put(storage, 1, 2)
+    assert storage.write(keys(3), [memoryview(bytes(3 * PAGE))]) == [False]
+    assert storage.contains(keys(1, 2, 3)) == [True, True, False]

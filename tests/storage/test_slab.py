@@ -154,6 +154,8 @@ def test_the_order_of_use_is_written_to_the_table_after_reads_of_1024_pages(stor
     assert told == []
     storage.read(some[1024:], buffers[1024:])
     assert told == [[*some[1:1024], some[0], some[1024]]]
+    storage.read(some[:1], buffers[:1])
+    assert len(told) == 1  # the keys that were told are not told again
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class Verdict(NamedTuple):
         line = f"logits equal: {self.num_equal} of {self.num_checked}"
         if self.untested:
             line += f"; NOT VERIFIED, because nothing was hit on {' and '.join(self.untested)}"
-        if self.num_equal != self.num_checked:
+        if self.num_equal == self.num_checked:
             return line
         return (
             f"{line}; the same token: {self.num_agree} of {self.num_tokens}; largest difference: "

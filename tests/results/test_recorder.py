@@ -244,8 +244,10 @@ def test_a_row_has_the_counts_of_its_interval_and_queues_and_pool_use_at_its_end
     assert score.rows == []
     score.recorder.at(2 * SECOND_NS)
     one["cache/computed_tokens"] += 9
+    one["engine/busy_ns"] += SECOND_NS
     score.recorder.at(7 * SECOND_NS)
     first, second, *_ = score.rows
+    assert second["interval/busy_share"] == 1 / (2 * 2)  # of two engines in two seconds
     assert [first[f"interval/{tier}_tokens"] for tier in TIERS] == [101, 111, 121, 131]
     assert [second[f"interval/{tier}_tokens"] for tier in TIERS] == [0, 0, 0, 9]
     assert [row["interval/finished_count"] for row in score.rows] == [1, 0, 0]

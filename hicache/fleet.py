@@ -57,13 +57,14 @@ def run(config: ExperimentConfig, *, progress: Callable[[Progress], None] | None
         shares, notes, measures, rounds = _divided(config, deployment, route, folder)
         tally: Tally | None = None
         num_done, num_requests = 0, sum(map(len, shares))
-        jobs = ((config, number, share, folder, rounds) for number, share in enumerate(shares))
+        outs = [folder / f"replica_{number}" for number in range(len(shares))]
+        jobs = ((config, place, each, outs[place], rounds) for place, each in enumerate(shares))
         for share, part in zip(shares, _served(jobs, config.parallel.workers or 1), strict=True):
             tally = part if tally is None else tally.merged(part)
             num_done += len(share)
             if progress is not None:
                 progress(Progress(done_count=num_done, total_count=num_requests, time_s=0.0))
-        records = TableRecords.read([_folder(folder, number) for number in range(len(shares))])
+        records = TableRecords.read(outs)
     assert tally is not None  # there is a replica
     measures |= run_measures(config, places_of(config, deployment), records, tally)
     return Result(
@@ -127,7 +128,7 @@ def _divided(
 
 
 def _serve(
-    config: ExperimentConfig, number: int, share: Share, folder: Path, rounds: Mapping[int, int]
+    config: ExperimentConfig, number: int, share: Share, out: Path, rounds: Mapping[int, int]
 ) -> Tally:
     # runs in a worker: serves the requests of one replica, and writes their rows
     own = replace(config, parallel=replace(config.parallel, replicas=1, workers=None))
@@ -135,7 +136,7 @@ def _serve(
         user_code("a class of the user", Exception),
         no_collection(),
         # the kept results of a part would replace those of whole workloads
-        patch.dict(os.environ, XDG_CACHE_HOME=str(folder)),
+        patch.dict(os.environ, XDG_CACHE_HOME=str(out.parent)),
     ):
         if isinstance(share, Part):
             assert isinstance(config.workload, TraceConfig)
@@ -144,8 +145,8 @@ def _serve(
         played = play(own, deployment, places_of(own, deployment), workload)
     for record in played.records:
         record.engine, record.round = number, rounds.get(record.id, record.round)
-    _folder(folder, number).mkdir(exist_ok=True)  # a killed worker may have made it
-    write_requests(_folder(folder, number), played.records)
+    out.mkdir(exist_ok=True)  # a killed worker may have made it
+    write_requests(out, played.records)
     return played.tally
 
 
@@ -178,7 +179,3 @@ def _served(jobs: Iterable[tuple[Any, ...]], num_workers: int) -> Iterator[Tally
             "parallel.workers: a worker process was killed, perhaps for lack of memory: repeat the "
             f"run with fewer than {num_workers} workers"
         ) from error
-
-
-def _folder(folder: Path, number: int) -> Path:
-    return folder / f"replica_{number}"

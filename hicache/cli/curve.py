@@ -17,7 +17,6 @@ from argparse import ArgumentTypeError
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +78,6 @@ def curve_of(config: ExperimentConfig) -> Curve:
     def rate(hits: Column) -> float:
         return int(np.maximum(hits - dropped, 0) @ is_counted) * page / num_tokens
 
-    @cache
     def lru(num_pages: int) -> float:
         return rate(used.lru(num_pages))
 

@@ -263,14 +263,10 @@ def show(config: ExperimentConfig, cells: Sequence[Cell], dollars_per_gib: float
             f"no knee: hits still rise at {knee.host_gib:g} GiB; try larger sizes with --gib "
             "(`hicache run cache.unlimited=true` shows the most there are)"
         )
-    if all(cell.ttft_s is None for cell in cells):
+    if any(cell.ttft_s is None for cell in cells):
         terminal.print(
-            "–: the engine is overloaded at every size: set workload.load below 1, or give it more "
-            "device memory (cache.device_gib)"
-        )
-    elif any(cell.ttft_s is None for cell in cells):
-        terminal.print(
-            "–: the engine is overloaded at this size, so TTFT grows until the trace ends"
+            "–: the engine is overloaded at this size, so TTFT grows until the trace ends: set "
+            "workload.load below 1, or give it more device memory (cache.device_gib)"
         )
 
 

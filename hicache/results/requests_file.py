@@ -10,6 +10,7 @@ import gzip
 import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,8 @@ class TableRecords(Sequence[RequestRecord]):
 
     def __init__(self, table: "pa.Table") -> None:
         self.table = table
-        self._columns = _Columns(table)
+        # by the name of a field: a function that returns its value in a row
+        self._column = cache(self._read_column)
 
     @classmethod
     def read(cls, run_dirs: Sequence[Path]) -> "TableRecords":
@@ -60,28 +62,15 @@ class TableRecords(Sequence[RequestRecord]):
         return int(self.table.num_rows)
 
     def __getitem__(self, place: Any) -> Any:
-        return _TableRecord(self._columns, range(len(self))[place])
+        return _TableRecord(self._column, range(len(self))[place])
 
-
-class _Columns(dict[str, Callable[[int], Any]]):
-    """Functions that return the value of a field in a row."""
-
-    def __init__(self, table: "pa.Table") -> None:
-        super().__init__()
-        self._table = table
-
-    def __missing__(self, name: str) -> Callable[[int], Any]:
-        self[name] = made = self._made(name)
-        return made
-
-    def _made(self, name: str) -> Callable[[int], Any]:
+    def _read_column(self, name: str) -> Callable[[int], Any]:
         if name in PARTS:
             keys = {each: f"{name}_{each}" for each in PARTS[name]}
-            own = [
-                (each, self[key]) for each, key in keys.items() if key in self._table.column_names
-            ]
+            has = self.table.column_names.__contains__
+            own = [(each, self._column(key)) for each, key in keys.items() if has(key)]
             return lambda row: {each: value for each, column in own if (value := column(row))}
-        column = self._table.column(name).combine_chunks()
+        column = self.table.column(name).combine_chunks()
         if name in TEXTS:
             values = column.cast("string").fill_null("").dictionary_encode()
             texts, places = values.dictionary.to_pylist(), values.indices.to_numpy()
@@ -94,14 +83,14 @@ class _Columns(dict[str, Callable[[int], Any]]):
 
 
 class _TableRecord:
-    __slots__ = ("_columns", "_row")
+    __slots__ = ("_column", "_row")
     ttft_ns, e2e_ns, tpot_ns = RequestRecord.ttft_ns, RequestRecord.e2e_ns, RequestRecord.tpot_ns
 
-    def __init__(self, columns: _Columns, row: int) -> None:
-        self._columns, self._row = columns, row
+    def __init__(self, column: Callable[[str], Callable[[int], Any]], row: int) -> None:
+        self._column, self._row = column, row
 
     def __getattr__(self, name: str) -> Any:
-        return self._columns[name](self._row)
+        return self._column(name)(self._row)
 
 
 def write_requests(out_dir: Path, records: Sequence[RequestRecord]) -> Path:

@@ -18,7 +18,7 @@ Column = NDArray[np.int64]
 BLOCK = 1024  # of requests, whose sums are kept
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Reuse:
     """The pages of N requests that are used again, as G groups of pages that follow one another.
 
@@ -96,14 +96,13 @@ def reuse(requests: Sequence[Request], page_size: int, overlap: int = 0) -> Reus
     for place, request in enumerate(requests):
         usable = (request.prompt_len - 1 - overlap) // page_size
         num_kept = (request.prompt_len + request.output_len - 1 - overlap) // page_size
-        shared: dict[int, int] = {}  # pages by the last request that used them, from the root on
-        left, spans = num_kept, pages[request.id]
-        for start, count in zip(spans.starts.tolist(), spans.counts.tolist(), strict=True):
-            path = used_by[start : start + min(count, left)]
-            left -= len(path)
-            for before, count in _runs(path):
-                shared[before] = shared.get(before, 0) + count
-            path[:] = place
+        spans = pages[request.id]
+        runs = map(np.arange, spans.starts.tolist(), (spans.starts + spans.counts).tolist())
+        path = np.concatenate([np.arange(0), *runs])[:num_kept]
+        # by the last request that used them, in rising order, which is from the leaf to the root
+        users, counts = np.unique(used_by[path], return_counts=True)
+        used_by[path] = place
+        shared = dict(zip(users[::-1].tolist(), counts[::-1].tolist(), strict=True))
         shared.pop(-1, None)  # pages that are new
         for before, count in shared.items():
             end = before // BLOCK + 1
@@ -113,14 +112,4 @@ def reuse(requests: Sequence[Request], page_size: int, overlap: int = 0) -> Reus
         for user, count in (*((user, -count) for user, count in shared.items()), (place, num_kept)):
             alive[user] += count
             sums[user // BLOCK] += count
-    columns = np.array(groups, np.int64).reshape(-1, 5).T
-    names = ("request", "before", "counts", "usable", "newer")
-    return Reuse(num_requests=len(requests), **dict(zip(names, columns, strict=True)))
-
-
-def _runs(values: NDArray[np.int32]) -> list[tuple[int, int]]:
-    # (value, length) of each run of equal values, where values never rise
-    if not len(values) or values[0] == values[-1]:
-        return [(int(values[0]), len(values))] if len(values) else []
-    ends = np.append(np.flatnonzero(np.diff(values)) + 1, len(values))
-    return list(zip(values[ends - 1].tolist(), np.diff(ends, prepend=0).tolist(), strict=True))
+    return Reuse(len(requests), *np.array(groups, np.int64).reshape(-1, 5).T)

@@ -173,14 +173,11 @@ def test_the_table_marks_the_knee_unless_hits_still_rise_and_prices_the_memory(c
     assert [line.split()[0] for line in told.splitlines()[3:5]] == ["0", "16"]
 
 
-@pytest.mark.parametrize(
-    ("ttft_s", "told"),
-    [(None, "at every size: set workload.load below 1"), (1.0, "overloaded at this size")],
-)
-def test_the_table_reports_overloaded_sizes(capsys, ttft_s, told):
+@pytest.mark.parametrize("ttft_s", [None, 1.0])
+def test_the_table_reports_overloaded_sizes(capsys, ttft_s):
     cells = [cell(0, 0, ttft_s=None), cell(1, 1, ttft_s=ttft_s)]
     show(config_of("model=llama3_8b"), cells, None)
-    assert told in capsys.readouterr().out
+    assert "overloaded at this size" in capsys.readouterr().out
 
 
 def test_the_table_shows_what_speculation_costs_at_each_size(capsys):

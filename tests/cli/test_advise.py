@@ -8,6 +8,7 @@ import pytest
 from hicache.cli import advice, advise
 from hicache.cli.advice import Trial, best_of
 from hicache.cli.engine_flags import Choice, grid_of, is_possible, neighbors, todays
+from hicache.runs.stored import read_yaml
 
 
 def grid(engine="sglang", typed=(), host_gib=0.0, kept=None):
@@ -92,6 +93,9 @@ def test_no_change_is_advised_for_a_log_without_repeated_prompts(tmp_path, capsy
     said = json.loads(capsys.readouterr().out)
     assert said["changes"] == []
     assert said["num_tried"] == 2
+    configs = [read_yaml(path, dict) for path in out.rglob("config.yaml")]
+    assert configs
+    assert all(each["workload"]["warm_up_s"] > 0 for each in configs)
     assert "0.0% of the prompt tokens of the log repeat" in " ".join(said["notes"])
     assert "**No change is worth it.**" in (out / "advice.md").read_text()
 

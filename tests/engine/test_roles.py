@@ -430,3 +430,9 @@ def test_decode_engines_have_settings_of_their_own():
     wrong = replace(config, parallel=replace(config.parallel, decode_own={"cache.gib": 1}))
     with pytest.raises(ValueError, match="unknown setting cache\\.gib"):
         places_of(wrong, deploy(config))
+
+
+def test_a_prompt_that_no_decode_engine_can_hold_is_rejected():
+    own = "parallel.decode_own={cache.device_gib:0.125}"
+    records, _ = run([fresh(0, 2000, 4), fresh(1, 100, 4)], own)
+    assert [records[number].status for number in (0, 1)] == [Status.rejected, Status.finished]

@@ -171,3 +171,9 @@ def test_a_machines_name_may_be_changed_only_with_the_machine():
         checks.unheeded(config_of(*typed), typed)
     typed.append("hardware=h100")
     assert checks.unheeded(config_of(*typed), typed) == []
+
+
+@pytest.mark.parametrize(("storage", "has_effect"), [("peers", True), ("memory", False)])
+def test_the_rate_between_engines_has_an_effect_where_one_of_its_uses_is_met(storage, has_effect):
+    typed = ["parallel.link_gbps=20", f"storage={storage}", "parallel.replicas=2"]
+    assert (checks.unheeded(config_of("model=llama3_8b", *typed), typed) == []) == has_effect

@@ -362,3 +362,10 @@ def test_calls_concurrent_with_close_give_results_or_errors(tmp_path):
             for call in calls:
                 with pytest.raises(StorageError, match="is closed"):
                     call.result(60)
+
+
+def test_a_page_without_bytes_is_whole_for_a_reader_that_wants_more(storage):
+    assert write_sized(storage, key(1), 0)
+    assert storage.read(keys(1), [poisoned(10)]) == [False]
+    assert storage.contains(keys(1)) == [True]
+    assert storage.stats().damaged_pages == 0

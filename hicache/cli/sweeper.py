@@ -47,7 +47,12 @@ class OnceLoader:
         files = [str(each.input_line) for each in told if each not in values]
         key = (str(master_config.hydra.sweep.dir), *files)
         if key not in _COMPOSED:
-            _COMPOSED[key] = pickle.dumps(self.inner.load_sweep_config(master_config, files))
+            composed = self.inner.load_sweep_config(master_config, files)
+            with flag_override(composed, ["readonly", "struct"], False):  # noqa: FBT003
+                for plugin in ("launcher", "sweeper"):  # their classes cannot be pickled
+                    composed.hydra[plugin] = OmegaConf.to_container(composed.hydra[plugin])
+                composed.hydra.output_subdir = None  # the job writes what is read: Hydra takes long
+            _COMPOSED[key] = pickle.dumps(composed)
         config: DictConfig = pickle.loads(_COMPOSED[key])
         object.__setattr__(config, "__class__", Composed)  # not a setting
         try:
@@ -56,7 +61,6 @@ class OnceLoader:
         except OmegaConfBaseException:  # Hydra's own error names the override
             return self.inner.load_sweep_config(master_config, sweep_overrides)
         with flag_override(config, ["readonly", "struct"], False):  # noqa: FBT003
-            config.hydra.output_subdir = None  # the job writes what is read: Hydra takes long
             config.hydra.overrides.task = list(sweep_overrides)
             config.hydra.job.override_dirname = ",".join(sorted(sweep_overrides))
         OmegaConf.copy_cache(from_config=master_config, to_config=config)

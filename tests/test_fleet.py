@@ -14,6 +14,7 @@ from hicache.engine.deployment import deploy
 from hicache.results.metrics import Result, summarize
 from hicache.results.requests_file import columns_of, read_requests, write_requests
 from hicache.runs.schema import config_of
+from hicache.workload import parts as parts_of_trace
 
 FLEET = (
     "model=llama3_8b", "storage=none", "parallel.replicas=3", "workload.abort_share=0.2",
@@ -88,7 +89,10 @@ def test_replicas_without_requests_count_as_idle() -> None:
     assert results(fleet.run(config_of(*settings, "parallel.workers=1"))) == results(whole)
 
 
-def test_a_trace_that_names_its_sessions_is_divided_line_by_line(trace: Path) -> None:
+def test_a_large_trace_that_names_its_sessions_is_divided_line_by_line(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts_of_trace, "LEAST_BYTES", 1)
     settings = (*FLEET, f"workload.path={trace}", "workload.block_tokens=512")
     whole = experiment.run(config_of(*settings))
     parts = fleet.run(config_of(*settings, "parallel.workers=1"))
@@ -101,6 +105,12 @@ def test_a_trace_that_names_its_sessions_is_divided_line_by_line(trace: Path) ->
     assert columns == wanted
 
 
+def test_a_small_trace_gives_all_results_of_one_process(trace: Path) -> None:
+    settings = (*FLEET, f"workload.path={trace}", "workload.block_tokens=512")
+    whole = experiment.run(config_of(*settings))
+    assert results(fleet.run(config_of(*settings, "parallel.workers=1"))) == results(whole)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -110,7 +120,10 @@ def test_a_trace_that_names_its_sessions_is_divided_line_by_line(trace: Path) ->
         {"parent": 3},
     ],
 )
-def test_an_indivisible_trace_is_loaded_as_a_whole(change: dict[str, object], trace: Path) -> None:
+def test_an_indivisible_trace_is_loaded_as_a_whole(
+    change: dict[str, object], trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts_of_trace, "LEAST_BYTES", 1)
     rows = list(rows_of_sessions())
     rows[20] |= change
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -63,9 +63,8 @@ class Gaps(NamedTuple):
     def of(cls, ns: NDArray[np.int64], counts: NDArray[np.int64]) -> "Gaps":
         """Make gaps of times in any order, which may be equal."""
         distinct, places = np.unique(ns, return_inverse=True)
-        totals = np.zeros(len(distinct), np.int64)
-        np.add.at(totals, places, counts)
-        return cls(distinct, totals)
+        totals = np.bincount(places, counts, len(distinct))  # exact below 2**53
+        return cls(distinct, totals.astype(np.int64))
 
     def merged(self, other: "Gaps") -> "Gaps":
         return self.of(np.append(self.ns, other.ns), np.append(self.counts, other.counts))

@@ -19,6 +19,7 @@ from hicache.workload.trace import Name, Trace, TraceError
 from hicache.workload.workload import form_of, parsed
 
 GZIP = b"\x1f\x8b"
+LEAST_BYTES = 8 << 20  # a smaller file fits in memory, and then its distinct tokens are counted
 
 
 class _Line(Struct):
@@ -70,11 +71,12 @@ def divide(config: TraceConfig, folder: Path, num_parts: int) -> list[Part] | No
     """Write the lines of each replica to a file in `folder`; return None if that is impossible.
 
     It is possible if each line has a time and a session, and no setting changes which requests
-    there are, or when they arrive.
+    there are, or when they arrive. Small files are not divided.
     """
     changes = (config.limit, config.load, config.slice, config.max_context, config.start_jitter_s)
     path = Path(config.path or "")
-    if any(changes) or config.time_scale != 1 or config.token_stride != 1 or not path.is_file():
+    is_large = path.is_file() and path.stat().st_size >= LEAST_BYTES
+    if any(changes) or config.time_scale != 1 or config.token_stride != 1 or not is_large:
         return None
     decode = msgspec.json.Decoder(_Line).decode
     homes: dict[Name, int] = {}  # by session
@@ -101,6 +103,4 @@ def divide(config: TraceConfig, folder: Path, num_parts: int) -> list[Part] | No
             if number:
                 numbers[home].append(number)
             now, number = row.timestamp, number + 1
-    if not number:
-        return None
     return [Part(*each, place == 0) for place, each in enumerate(zip(paths, numbers, strict=True))]

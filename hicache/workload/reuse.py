@@ -7,6 +7,7 @@ first, so a page is never evicted before the pages that follow it.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,10 +100,12 @@ def reuse(requests: Sequence[Request], page_size: int, overlap: int = 0) -> Reus
         spans = pages[request.id]
         runs = map(np.arange, spans.starts.tolist(), (spans.starts + spans.counts).tolist())
         path = np.concatenate([np.arange(0), *runs])[:num_kept]
-        # by the last request that used them, in rising order, which is from the leaf to the root
-        users, counts = np.unique(used_by[path], return_counts=True)
+        # the last user of each page: along the path, each is the same or an earlier one
+        users = used_by[path]
         used_by[path] = place
-        shared = dict(zip(users[::-1].tolist(), counts[::-1].tolist(), strict=True))
+        ends = np.flatnonzero(users != np.append(users[1:], place))
+        lengths = [end - last for last, end in pairwise([-1, *ends.tolist()])]
+        shared = dict(zip(users[ends].tolist(), lengths, strict=True))
         shared.pop(-1, None)  # pages that are new
         for before, count in shared.items():
             end = before // BLOCK + 1

@@ -39,6 +39,7 @@ class RequestState:
         self.target_len = request.prompt_len
         self.cached_len = self.kv_len = 0
         self.remaining_output = request.output_len  # answer tokens still to decode
+        self.quiet_until = 0  # `kv_len` before which a decode step takes and publishes no page
         self.prefetched = (0, 0)  # tokens [start, end) that its own prefetch requested
         # prompt lengths at which the policy keeps a state or window, ascending
         self.placed: list[int] = []
@@ -130,7 +131,7 @@ class RequestState:
         self.sequence.host_tick, self.sequence.host_end = before.host_tick, before.host_end
         self.sequence.used = before.used
         self.target_len = self.request.prompt_len + self.decoded
-        self.cached_len = self.kv_len = 0
+        self.cached_len = self.kv_len = self.quiet_until = 0
         self.placed, self.missed = [], []
         self.gains = []
         self.prefetched = (0, 0)

@@ -373,13 +373,21 @@ class PrefixCache:
         if copies:
             self.save(node, sequence, is_answer=is_answer)
 
-    def save(self, node: Node, sequence: Sequence, *, is_answer: bool = False) -> None:
-        """Copy computed pages and states to the host, which `publish` has inserted up to `node`."""
+    def save(
+        self, node: Node, sequence: Sequence, *, is_answer: bool = False, first: int = 0
+    ) -> None:
+        """Copy computed pages and states to the host, which `publish` has inserted up to `node`.
+
+        Those before page `first` have been saved a moment before.
+        """
+        num_before = len(self.outbox)
         is_repeated = node.end <= sequence.inserted_pages
         sequence.inserted_pages = max(node.end, sequence.inserted_pages)
         self.host.save_path(node, sequence.request_id, is_answer=is_answer, is_repeated=is_repeated)
         if self.windows is not None and (self.rules.backs_up_answers or not is_answer):
-            self.windows.use_on_host(sequence, node)
+            new = [each for each in self.outbox[num_before:] if isinstance(each, BackUp)]
+            first = min([first, *(each.first_page for each in new)])
+            self.windows.use_on_host(sequence, node, first)
 
     def finish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = True) -> None:
         keeps = not (is_answer and self.rules.keeps_for_repeats)

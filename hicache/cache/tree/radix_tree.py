@@ -320,6 +320,16 @@ class RadixTree:
 
     # -- moving between tiers -----------------------------------------------------------------
 
+    def not_on_host(self, node: Node) -> list[Node]:
+        """Return the nodes up to `node` whose full KV the host lacks, from the root down."""
+        missing = []
+        for above in node.path():
+            if above.held[HOST][FULL] is None:
+                missing.append(above)
+            elif not self.demotes:
+                break  # the host holds what comes before, too
+        return missing[::-1]
+
     def plan_back_up(self, node: Node) -> Plan:
         """Return the nodes whose data must be copied to the host to resume prompts after `node`.
 
@@ -327,8 +337,7 @@ class RadixTree:
         that the host holds already or that the device lacks.
         """
         plan = self._nothing()
-        full = [above for above in node.path() if above.held[HOST][FULL] is None]
-        plan[FULL] = full[::-1]
+        full = plan[FULL] = self.not_on_host(node)
         for kind, window in self._windows:
             edge = window.first(node.end)
             # one new page more than a match needs: an equal prompt starts one page earlier

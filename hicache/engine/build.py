@@ -82,18 +82,13 @@ def build_engine(
     is_real = config.executor.kind != "simulated"
     kind, engine_kind = ROLES.get(place.role, (scheduler_of(config.scheduler.batching), Engine))
     num_batches = 1 if is_real else config.parallel.pp  # real stages compute in turn
-    is_running_first = config.scheduler.batching is Batching.running_first
     scheduler = kind(
         cache,
         prefetcher,
         config.scheduler,
         policy.requests,
         max_len=config.model.max_len,
-        # with trimmed leaves, several steps at once would cut leaves at other pages, unless no
-        # step among them needs one
-        may_jump=config.engine.jump
-        and not (is_real or num_batches > 1)
-        and (is_running_first or not config.compat.rules.trims_leaves),
+        may_jump=config.engine.jump and not (is_real or num_batches > 1),
         num_batches=num_batches,
         takes_decode_pages_first=is_real,
         listener=listener,

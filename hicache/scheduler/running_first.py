@@ -231,14 +231,14 @@ class RunningFirstPrefill(Prefill):
                     extend.saves.clear()
 
     def _publish(self, extend: Extend) -> None:
-        req, sequence, first = extend.req, extend.req.sequence, 0
+        req, sequence, old = extend.req, extend.req.sequence, 0
         for length, _ in extend.published:  # the pages are in the tree, and computed by now
             assert sequence.lock is not None
             end = self.cache.tree.num_pages(length)
             node = self.cache.tree.ancestor(sequence.lock.node, sequence.tokens, end)
             is_answer = length > req.request.prompt_len
-            self.cache.save(node, sequence, is_answer=is_answer, first=first)
-            first = node.end
+            self.cache.save(node, sequence, is_answer=is_answer, old=old)
+            old = node.end
 
 
 class RunningFirstDecode(Decode):

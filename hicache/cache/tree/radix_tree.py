@@ -7,6 +7,7 @@ The tree never allocates: page ids come from the caller, and ids that it no long
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
+from itertools import takewhile
 
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages
@@ -322,13 +323,9 @@ class RadixTree:
 
     def not_on_host(self, node: Node) -> list[Node]:
         """Return the nodes up to `node` whose full KV the host lacks, from the root down."""
-        missing = []
-        for above in node.path():
-            if above.held[HOST][FULL] is None:
-                missing.append(above)
-            elif not self.demotes:
-                break  # the host holds what comes before, too
-        return missing[::-1]
+        # without write_back, the host has all that comes before what it has
+        among = filter if self.demotes else takewhile
+        return [*among(lambda each: each.held[HOST][FULL] is None, node.path())][::-1]
 
     def plan_back_up(self, node: Node) -> Plan:
         """Return the nodes whose data must be copied to the host to resume prompts after `node`.
@@ -351,11 +348,8 @@ class RadixTree:
         for kind in self._points:
             plan[kind] = sorted({*full, node}, key=lambda above: above.start)
         for kind in self.kinds.aux:
-            plan[kind] = [
-                above
-                for above in plan[kind]
-                if above.held[HOST][kind] is None and above.held[DEVICE][kind] is not None
-            ]
+            lacking = [above for above in plan[kind] if above.held[HOST][kind] is None]
+            plan[kind] = [above for above in lacking if above.held[DEVICE][kind] is not None]
         return plan
 
     def plan_copy(self, node: Node) -> Plan:

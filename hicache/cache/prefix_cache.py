@@ -328,12 +328,10 @@ class PrefixCache:
         its sliding windows to itself, so that no other request can continue after the last page.
         If `copies` is False, nothing is copied to the host: the pages are not computed yet.
         """
-        tree = self.tree
-        lock = sequence.lock
+        tree, kinds, lock = self.tree, self.tree.kinds, sequence.lock
         assert lock is not None
         node = lock.node
         begin = first = sequence.tree_pages
-        kinds = tree.kinds
         cuts = {num_pages, *sequence.states}
         windows = kinds.windows if keeps_window else ()
         if self.windows is not None:
@@ -373,13 +371,19 @@ class PrefixCache:
         if copies:
             self.save(node, sequence, is_answer=is_answer)
 
-    def save(self, node: Node, sequence: Sequence, *, is_answer: bool = False) -> None:
-        """Copy computed pages and states to the host, which `publish` has inserted up to `node`."""
+    def save(
+        self, node: Node, sequence: Sequence, *, is_answer: bool = False, old: int = 0
+    ) -> None:
+        """Copy computed pages and states to the host, which `publish` has inserted up to `node`.
+
+        Those before page `old` have been saved a moment before.
+        """
+        num_before = len(self.outbox)
         is_repeated = node.end <= sequence.inserted_pages
         sequence.inserted_pages = max(node.end, sequence.inserted_pages)
         self.host.save_path(node, sequence.request_id, is_answer=is_answer, is_repeated=is_repeated)
         if self.windows is not None and (self.rules.backs_up_answers or not is_answer):
-            self.windows.use_on_host(sequence, node)
+            self.windows.use_on_host(sequence, node, old, self.outbox[num_before:])
 
     def finish(self, sequence: Sequence, num_pages: int, *, is_answer: bool = True) -> None:
         keeps = not (is_answer and self.rules.keeps_for_repeats)
@@ -440,9 +444,9 @@ class PrefixCache:
             self._writer.on_backed_up(transfer)
         for host_lock in transfer.host_locks:
             self.tree.release(host_lock)
-        if self._is_exclusive:  # the device may hold what was locked by now
-            for host_lock in transfer.host_locks:
-                self.host.leave(host_lock.node)
+        # the device may hold what was locked by now
+        for host_lock in transfer.host_locks if self._is_exclusive else ():
+            self.host.leave(host_lock.node)
 
     @property
     def is_in_use(self) -> bool:

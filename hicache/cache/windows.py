@@ -5,10 +5,11 @@ still reads.
 """
 
 import sys
+from collections.abc import Sequence as Items
 
 from hicache.cache.kinds import FULL
 from hicache.cache.pages import Pools
-from hicache.cache.tiers.transfer import LoadBack
+from hicache.cache.tiers.transfer import BackUp, LoadBack, Work
 from hicache.cache.tree.node import DEVICE, HOST, MatchResult, Node
 from hicache.cache.tree.radix_tree import RadixTree
 from hicache.cache.tree.sequence import Sequence
@@ -127,17 +128,27 @@ class PageWindows:
             for kind, _ in self._tree.kinds.windows if sequence.num_pages else ():
                 self._use(sequence, kind, sequence.num_pages)
 
-    def use_on_host(self, sequence: Sequence, node: Node, *, is_end: bool = False) -> None:
+    def use_on_host(
+        self,
+        sequence: Sequence,
+        node: Node,
+        old: int = 0,
+        new: Items[Work] = (),
+        *,
+        is_end: bool = False,
+    ) -> None:
         """Mark host copies of what the request uses, of the prefix that ends at `node`, as used.
 
         All count as used when the request first saved or loaded something, and again at its end.
+        Those before page `old` are marked already, but for the copies in `new`.
         """
+        start = min([old, *(each.first_page for each in new if isinstance(each, BackUp))])
         if is_end or not sequence.host_tick:  # `kv_offload/cpu/policies/lru.py`, line 140
             sequence.host_tick = self._tree.residency.next_tick()
         if not is_end:
             sequence.host_end = node.end
         for kind, first, end in [(FULL, 0, sequence.host_end), *sequence.used]:
-            for above in node.path(first):
+            for above in node.path(max(first, start)):
                 if above.end <= end and above.held[HOST][kind] is not None:
                     above.host_ticks[kind] = max(above.host_ticks[kind], sequence.host_tick)
 

@@ -88,9 +88,7 @@ def build_engine(
         config.scheduler,
         policy.requests,
         max_len=config.model.max_len,
-        # with trimmed leaves, several steps at once would cut leaves at other pages
-        may_jump=config.engine.jump
-        and not (is_real or config.compat.rules.trims_leaves or num_batches > 1),
+        may_jump=config.engine.jump and not (is_real or num_batches > 1),
         num_batches=num_batches,
         takes_decode_pages_first=is_real,
         listener=listener,

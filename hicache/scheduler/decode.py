@@ -53,7 +53,9 @@ class Decode:
         self._drafts = drafts
         self._ratio = ratio
         self._takes_pages_first = takes_pages_first
-        self._max_jump = MAX_JUMP if may_jump else 1
+        # with trimmed leaves, several steps at once would cut leaves at other pages
+        is_safe = cache.windows is None or self.may_leave_at_plan
+        self._max_jump = MAX_JUMP if may_jump and is_safe else 1
         self._page = cache.page_size
         kinds = cache.tree.kinds
         self._has_states = bool(kinds.points)

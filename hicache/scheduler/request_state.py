@@ -26,7 +26,8 @@ class RequestState:
 
     The first `cached_len` tokens came from the cache when the request last started. The tokens up
     to `kv_len` were computed since then. The tokens from `kv_len` up to `target_len` must be
-    computed before the request decodes.
+    computed before the request decodes. Decode steps that begin before `quiet_until` take, publish
+    and free no page.
     """
 
     def __init__(self, request: Request, tokens: bytes, number: int, now_ns: int) -> None:
@@ -37,7 +38,7 @@ class RequestState:
         self.sequence = Sequence(tokens, request.namespace, request)
         self.submitted_ns = self.looked_ns = now_ns  # time of submission; time of queueing
         self.target_len = request.prompt_len
-        self.cached_len = self.kv_len = 0
+        self.cached_len = self.kv_len = self.quiet_until = 0
         self.remaining_output = request.output_len  # answer tokens still to decode
         self.prefetched = (0, 0)  # tokens [start, end) that its own prefetch requested
         # prompt lengths at which the policy keeps a state or window, ascending
@@ -130,7 +131,7 @@ class RequestState:
         self.sequence.host_tick, self.sequence.host_end = before.host_tick, before.host_end
         self.sequence.used = before.used
         self.target_len = self.request.prompt_len + self.decoded
-        self.cached_len = self.kv_len = 0
+        self.cached_len = self.kv_len = self.quiet_until = 0
         self.placed, self.missed = [], []
         self.gains = []
         self.prefetched = (0, 0)

@@ -5,6 +5,7 @@ The rules are those of vLLM 0.33.0: line numbers are of `v1/core/sched/scheduler
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from math import inf
 from operator import attrgetter
 
@@ -230,27 +231,58 @@ class RunningFirstPrefill(Prefill):
                     extend.saves.clear()
 
     def _publish(self, extend: Extend) -> None:
+        req, sequence, old = extend.req, extend.req.sequence, 0
         for length, _ in extend.published:  # the pages are in the tree, and computed by now
-            req, sequence = extend.req, extend.req.sequence
             assert sequence.lock is not None
             end = self.cache.tree.num_pages(length)
             node = self.cache.tree.ancestor(sequence.lock.node, sequence.tokens, end)
-            self.cache.save(node, sequence, is_answer=length > req.request.prompt_len)
+            is_answer = length > req.request.prompt_len
+            self.cache.save(node, sequence, is_answer=is_answer, old=old)
+            old = node.end
 
 
 class RunningFirstDecode(Decode):
     may_leave_at_plan = True
-    # starts of the chunks and decodes of the step before, by request, as long as it has not ended
-    late: dict[int, int] = {}  # noqa: RUF012 - replaced, never changed
+    # the requests of the step before, as long as it has not ended: starts of chunks, None: decodes
+    late: dict[int, int | None] = {}  # noqa: RUF012 - replaced, never changed
     published: tuple[RequestState, ...] = ()  # whose answers entered the tree in this plan
     # those that ended before the last plan, and since then, with the paths of their prefixes
     ended: tuple[tuple[tuple[Sequence, list[Node]], ...], ...] = ((), ())
 
+    @cached_property
+    def _windows(self) -> tuple[tuple[int, int], ...]:
+        return tuple(self.cache.tree.kinds.window_lens.items() if self.cache.windows else ())
+
     def free_windows(self, req: RequestState) -> None:
         # only what no step reads that is under way (`kv_cache_manager.py`, line 560)
         if self.cache.windows is not None:
-            length = self.late.get(req.request.id, req.kv_len)
-            self.cache.windows.free(req.sequence, length)
+            start = self.late.get(req.request.id, req.kv_len)
+            before = req.kv_len - req.last_gain  # where the last decode began
+            self.cache.windows.free(req.sequence, before if start is None else start)
+
+    def is_quiet(self, req: RequestState) -> bool:
+        """Whether a request's next decode takes, publishes and frees no page."""
+        is_late = req.request.id in self.late
+        return req.kv_len < req.quiet_until and is_late == self.cache.rules.asynchronous
+
+    def note_quiet(self, req: RequestState) -> None:
+        """Note how long a request is quiet that a step decodes, if the next steps do so, too."""
+        sequence, is_late, page = req.sequence, self.cache.rules.asynchronous, self._page
+        if self._drafts is not None or sequence.leaving or sequence.past:
+            return
+        ends = [sequence.num_pages * page]
+        if self._answer_pages:
+            ends.append(req.kv_len + super()._tokens_to_publish(req) - (not is_late))
+        for kind, window in self._windows:
+            ends.append((sequence.reads_from[kind] + 1) * page + window - 1 + is_late)
+        req.quiet_until = min(ends)
+
+    def steps_quiet(self, reqs: list[RequestState]) -> int:
+        """Return how many steps may decode these requests alike, if nothing else happens."""
+        if self.ending or self.published or any(self.ended) or len(reqs) < len(self.running):
+            return 1
+        least = min([min(req.quiet_until - req.kv_len, req.remaining_output) for req in reqs])
+        return max(min(least, self._max_jump), 1)
 
     def publish_known(self, req: RequestState) -> None:
         """Publish the answer of a request that this step decodes, as far as it is known.
@@ -335,7 +367,9 @@ class RunningFirst(Scheduler):
             decode.publish_left_out(batch)
         if self.cache.rules.asynchronous:
             decode.late = {each.req.request.id: each.start for each in batch.extends}
-            decode.late |= {req.request.id: req.kv_len for req in batch.decodes}
+            decode.late |= dict.fromkeys([req.request.id for req in batch.decodes])
+        if batch.decodes and not (batch.extends or self.waiting or self.prefill.started):
+            batch.num_steps = decode.steps_quiet(batch.decodes)
         return lacks
 
     def _fill(self, batch: Batch, now_ns: int) -> Shortage:
@@ -383,13 +417,15 @@ class RunningFirst(Scheduler):
         return len(order) < num_started
 
     def _continue(self, req: RequestState, batch: Batch, budget: StepBudget) -> bool:
-        self.decode.free_windows(req)
-        if req.kv_len < req.target_len:
-            return self.prefill.extend(req, batch, budget)
-        self.decode.draw([req])
-        if not self.cache.extend(req.sequence, req.reach(1), Purpose.decode):
-            return False
-        self.decode.publish_known(req)
+        if not self.decode.is_quiet(req):
+            self.decode.free_windows(req)
+            if req.kv_len < req.target_len:
+                return self.prefill.extend(req, batch, budget)
+            self.decode.draw([req])
+            if not self.cache.extend(req.sequence, req.reach(1), Purpose.decode):
+                return False
+            self.decode.publish_known(req)
+            self.decode.note_quiet(req)
         batch.decodes.append(req)
         budget.chunk_tokens -= req.most_gain
         return True

@@ -13,7 +13,18 @@ from hicache.config import Batching
 from hicache.request import Request
 from hicache.rules import Rules
 from hicache.scheduler.batch import Batch
-from tests.scheduler.world import SCHEDULER, World, bare_world, chunks, fresh, ids, request_of
+from tests.scheduler.world import (
+    KINDS,
+    SCHEDULER,
+    World,
+    bare_world,
+    chunks,
+    fresh,
+    ids,
+    plot_of,
+    random_requests,
+    request_of,
+)
 
 VLLM = replace(SCHEDULER, batching=Batching.running_first)
 REPEATS = {"keeps_for_repeats": True, "trims_leaves": True, "answer_pages": 1}
@@ -392,3 +403,14 @@ def test_state_leaves_the_host_before_the_kv_of_its_page() -> None:
         found.append((victim[0].end, victim[1]))
         tree.evict(victim[0], HOST, victim[1], NO_DEMAND)
     assert found == [(3, MAMBA), (3, FULL)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_planned_together_in_vllms_order_change_nothing(kind: str) -> None:
+    rules = Rules(states_per_request=1, asynchronous=True)
+    settings = {"scheduler": VLLM, "rules": rules, "has_storage": False, **REPEATS}
+    few, many = (World(plot_of(kind, may_jump=jump, **settings)) for jump in (True, False))
+    for world in (few, many):
+        world.serve(random_requests(0, 25))
+    assert few.outcome() == many.outcome()
+    assert len(few.executor.batches) < len(many.executor.batches)

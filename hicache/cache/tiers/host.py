@@ -104,8 +104,7 @@ class Host:
         while not node.is_root and not self._policy.admits(self._tree, node, load):
             assert node.parent is not None
             node = node.parent
-        missing = [each for each in node.path() if each.held[HOST][FULL] is None]
-        parts = [*missing[::-1], node] if self._tree.rules.evicts_whole else [node]
+        parts = [*self._tree.not_on_host(node), node] if self._tree.rules.evicts_whole else [node]
         for part in dict.fromkeys(parts):
             plan = self._tree.plan_back_up(part)
             # full pages are not tried twice, and what was added to a node that is being copied, and

@@ -7,6 +7,7 @@ The tree never allocates: page ids come from the caller, and ids that it no long
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
+from itertools import takewhile
 
 from hicache.cache.kinds import FULL, Kinds
 from hicache.cache.pages import FreePages
@@ -320,6 +321,12 @@ class RadixTree:
 
     # -- moving between tiers -----------------------------------------------------------------
 
+    def not_on_host(self, node: Node) -> list[Node]:
+        """Return the nodes up to `node` whose full KV the host lacks, from the root down."""
+        # without write_back, the host has all that comes before what it has
+        among = filter if self.demotes else takewhile
+        return [*among(lambda each: each.held[HOST][FULL] is None, node.path())][::-1]
+
     def plan_back_up(self, node: Node) -> Plan:
         """Return the nodes whose data must be copied to the host to resume prompts after `node`.
 
@@ -327,8 +334,7 @@ class RadixTree:
         that the host holds already or that the device lacks.
         """
         plan = self._nothing()
-        full = [above for above in node.path() if above.held[HOST][FULL] is None]
-        plan[FULL] = full[::-1]
+        full = plan[FULL] = self.not_on_host(node)
         for kind, window in self._windows:
             edge = window.first(node.end)
             # one new page more than a match needs: an equal prompt starts one page earlier
@@ -342,11 +348,8 @@ class RadixTree:
         for kind in self._points:
             plan[kind] = sorted({*full, node}, key=lambda above: above.start)
         for kind in self.kinds.aux:
-            plan[kind] = [
-                above
-                for above in plan[kind]
-                if above.held[HOST][kind] is None and above.held[DEVICE][kind] is not None
-            ]
+            lacking = [above for above in plan[kind] if above.held[HOST][kind] is None]
+            plan[kind] = [above for above in lacking if above.held[DEVICE][kind] is not None]
         return plan
 
     def plan_copy(self, node: Node) -> Plan:

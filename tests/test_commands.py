@@ -17,6 +17,7 @@ import pytest
 
 import hicache
 from hicache import experiment
+from hicache.cli import check_policy
 from hicache.cli.explain import command as explain
 from hicache.cli.main import COMMANDS
 from hicache.runs.schema import config_of, grid_of
@@ -157,6 +158,9 @@ def test_a_command_of_the_docs_runs(command, place, monkeypatch, capsys):
         return
     if words[1] == "curve":
         words[2:] = [*small(words[2:])]
+    # tests/cli/test_check_policy.py makes the whole check
+    monkeypatch.setattr(check_policy, "POOLS", {"tiny_hybrid": check_policy.POOLS["tiny_hybrid"]})
+    monkeypatch.setattr(check_policy, "TIGHT", (*check_policy.TIGHT, "workload.limit=8"))
     import_module(COMMANDS[words[1]][0]).main(words[2:])
     assert capsys.readouterr().out
 

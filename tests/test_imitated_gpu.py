@@ -77,40 +77,41 @@ from experiments.gpu.steps import PAGE, decodes, runner_of, shape_of
 from hicache.executor.real.reference_model import ReferenceModel
 
 imitated_gpu._interpreted = lambda *_, **__: None  # what is launched is counted, and not run
-model = ReferenceModel(shape_of("F S", 32), page_size=PAGE, device="cuda")
-runner = runner_of(model, 64)
+model = ReferenceModel(shape_of("F S", 8), page_size=PAGE, device="cuda")
+runner = runner_of(model, 16)
 imitated_gpu.LAUNCHES.clear(), imitated_gpu.WAITS.clear()
-runner.compute(decodes(64))
+runner.compute(decodes(16))
 print(imitated_gpu.LAUNCHES, imitated_gpu.WAITS)
 assert imitated_gpu.WAITS == {"Stream.synchronize": 1}  # at the end of the step
 tables = imitated_gpu.LAUNCHES.pop("_page_table_kernel")
-assert tables == 2 and 0 < imitated_gpu.LAUNCHES.total() <= 10 * 32
+assert tables == 2 and 0 < imitated_gpu.LAUNCHES.total() <= 10 * 8
 """
 LOAD_BACK = """
-import sys
 from tests import imitated_gpu
-from experiments.gpu.steps import NUM_PAGES, PAGE, decodes, runner_of, shape_of
+from experiments.gpu import steps
+from experiments.gpu.steps import PAGE, decodes, runner_of, shape_of
 from hicache.cache.tiers.transfer import LoadBack, Move
 from hicache.executor.real import reference_model
 from hicache.executor.real.reference_model import ReferenceModel
 from hicache.executor.real.verify import Verifier
 from tests.executor.one_sequence import OneSequence
 
-reference_model.TOGETHER = 1
+reference_model.TOGETHER, steps.NUM_PAGES = 1, 1
 imitated_gpu.Stream.are_late = True
 model, batch = ReferenceModel(shape_of("F", 2), page_size=PAGE, device="cuda"), decodes(1)
 runner, (req,) = runner_of(model, 1), batch.decodes
 runner._verifier = Verifier(model, runner.pools.plane)
-pages = list(range(NUM_PAGES))
+pages = [0]
 OneSequence(model, runner.pools, req.tokens, [pages]).forward(0, req.kv_len)
 runner.pools.save([Move(0, pages, pages)])
-runner.pools.poison(0, 0, pages)
-runner.submit(LoadBack(node=None, num_bytes=0, moves=[Move(0, pages, pages)]))
-if sys.argv[1] == "no wait":
-    runner._ready = lambda layer: None
-runner.compute(batch)
-verdict = runner._verifier.verify()
-assert verdict.num_checked == 1 and verdict.num_equal == (sys.argv[1] == "wait"), verdict
+for waits in (True, False):
+    runner.pools.poison(0, 0, pages)
+    runner.submit(LoadBack(node=None, num_bytes=0, moves=[Move(0, pages, pages)]))
+    if not waits:
+        runner._ready = lambda layer: None
+    runner.compute(batch)
+    verdict = runner._verifier.verify()
+    assert (verdict.num_checked, verdict.num_equal) == (1, waits), verdict
 """
 BENCH = """
 import sys
@@ -171,16 +172,17 @@ for name, (script, *arguments) in json.loads(sys.argv[1]).items():
 """
 SCRIPTS = {
     "the imitation refuses what a GPU refuses": (REFUSED,),
-    "64 decodes of 32 layers launch 10 kernels a layer at most and wait once": (STEP,),
-    "a step whose layers wait reads what a late stream brings": (LOAD_BACK, "wait"),
-    "a step whose layers do not wait reads what was there before": (LOAD_BACK, "no wait"),
+    "16 decodes of 8 layers launch 10 kernels a layer at most and wait once": (STEP,),
+    "a step reads what a late stream brings only if its layers wait": (LOAD_BACK,),
+    # large pools, tables and pages are for the soak
     "the tests for a GPU pass": (
         *(TESTS, "tests/executor/test_step_on_gpu.py", "tests/kernels/test_on_gpu.py"),
+        *("-k", "not past_2_to_the_31 and not large_batch and not 32"),
     ),
 }
 SOAK = {
     "the bench of copies runs its peers and operations": (BENCH,),
-    "all tests of kernels for a GPU pass": (TESTS, "tests/kernels"),
+    "all tests of kernels for a GPU pass": (TESTS, "tests/kernels", "tests/executor/test_step_on_gpu.py"),
 }
 
 

@@ -33,7 +33,7 @@ def test_every_example_of_the_page_and_the_notebook_runs(page, tmp_path):
         sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     # as a user would: in a process of its own, so that classes are found in `__main__`
     script = tmp_path / "script.py"
-    script.write_text("\n".join(sources))
+    script.write_text(re.sub(r"workload\.limit=\d+", "workload.limit=20", "\n".join(sources)))
     assert run_script(script, tmp_path, tmp_path / "printed")
 
 

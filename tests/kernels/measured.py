@@ -27,6 +27,7 @@ from hicache.kernels import copy, index  # noqa: E402
 from hicache.workbench.bench import __main__ as bench  # noqa: E402
 from hicache.workbench.bench import link_cases  # noqa: E402
 
+bench.NUM_LAYERS = 4
 link_cases.STEPS = {"GEMM": (16, 16, 16, 2), "decode": (4, 16, 32, 2)}
 
 
@@ -66,7 +67,7 @@ def main() -> int:
     left_out = {"loads", "encodes", "appends", "attention", "scans"}
     names = [name for name in (*bench.CASES, bench.CONTEST) if name not in left_out]
     every = [f"--op={name}" for name in names]
-    sizes = ["--device-mib=1024", "--host-mib=512", "--repeats=3"]
+    sizes = ["--device-mib=1024", "--host-mib=128", "--repeats=3"]
     with tempfile.TemporaryDirectory() as folder:
         sys.argv = ["bench", *every, *sizes, f"--json={Path(folder, 'json')}"]
         code = bench.main()

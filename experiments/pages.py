@@ -3,12 +3,12 @@
 python -m experiments.pages --list            every page, its runs, minutes, commit and canary
 python -m experiments.pages routing           the missing runs of a page, then its tables
 python -m experiments.pages                   all pages
-python -m experiments.pages published --long  also with the programs that take an evening
+python -m experiments.pages published --long  with the programs that take an evening
 python -m experiments.pages board --add       only the conditions that its results lack
 python -m experiments.pages --canaries        the canaries: which pages are stale
 
 A page is a file of `experiments/findings/`. It has the arms that are compared, the conditions under
-which they are, and the claims; or it names programs (`commands`, and `long` ones for `--long`) with
+which they are, and the claims; or it names programs (`commands`, or `long` ones with `--long`) with
 the tables (`texts`) and other files (`copies`) that they write; or both. Runs are kept in
 `outputs/pages`, by configuration and code. Their metrics go to `experiments/results/NAME.json`, and
 tables of these to `docs/NAME.md`, between `<!-- begin -->` and `<!-- end -->`. A canary is a small
@@ -341,7 +341,7 @@ def made_now(minutes: float, canary: str) -> dict[str, Any]:
 def remake(name: str, finding: Finding, *, long: bool = False) -> None:
     """Run what a page needs, and write its results, figure, tables and stamp."""
     began = sum(times()[:4])  # with what has run as other processes
-    for command in (*finding.get("commands", ()), *(finding.get("long", ()) if long else ())):
+    for command in finding.get("long" if long and "long" in finding else "commands", ()):
         subprocess.run([sys.executable, "-m", *command.split()], check=True)
     minutes = (sum(times()[:4]) - began) / 60
     stored: dict[str, Any] = {
@@ -420,7 +420,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(found))
     parser.add_argument("--list", action="store_true", help="print a table of all pages")
     parser.add_argument("--canaries", action="store_true", help="run canaries, and no page")
-    parser.add_argument("--long", action="store_true", help="run the long programs of a page, too")
+    parser.add_argument("--long", action="store_true", help="run the long programs of a page")
     parser.add_argument("--add", action="store_true", help="only run conditions without results")
     options = parser.parse_args(arguments)
     with in_one_sentence():

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -26,10 +26,12 @@ from experiments.diff.engines import ENGINES, environment_of, prepare
 from experiments.diff.protocol import Pools
 from experiments.diff.rooms import chosen, pools_for
 from experiments.diff.simulator import INSTANT, config_for
+from hicache.cache.tiers.transfer import Work
 from hicache.cache.tree.digests import Digests
 from hicache.clock import NEVER
 from hicache.engine.build import build_engine, world_of
 from hicache.engine.deployment import deploy, places_of
+from hicache.engine.ports import Executor
 from hicache.engine.roles import DecodeEngine
 from hicache.engine.simulated_runtime import make_runtime
 from hicache.executor.simulated.executor import SimulatedIo
@@ -45,13 +47,21 @@ SIZES = {"device_tokens": 131_072, "host_tokens": 262_144, "max_len": 65_536, "n
 
 
 class Arrived:
-    """A link to prefill engines that have computed each prompt already, unless it `holds` it."""
+    """An executor whose prefill engines have computed each prompt already, unless it `holds` it."""
 
-    is_real = False
     holds = False
 
-    def send(self, parcel: Parcel, now_ns: int) -> None:
-        parcel.handover.is_whole = not self.holds
+    def __init__(self, inner: Executor) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def submit(self, work: Work | Parcel, now_ns: int) -> None:
+        if isinstance(work, Parcel):
+            work.handover.is_whole = not self.holds
+        else:
+            self._inner.submit(work, now_ns)
 
 
 class Until:
@@ -83,8 +93,9 @@ class Ours:
         self._decode.only = ()
         self.reserved = config.compat.rules.decode_reserved_tokens
         self._decode._pool_pages = 1 << 40  # with a cache, SGLang's copies are bounded by nothing
-        engine.link = self._link = Arrived()
-        engine.connect(0, lambda req: 1)
+        self._link = Arrived(engine.executor)
+        engine.executor = cast(Executor, self._link)
+        self._intake.connect(0, lambda request: 1)
         self._take, self._intake._take = self._intake._take, self._note  # type: ignore[method-assign]
         self._promise: Handover | None = None
 

@@ -7,31 +7,24 @@ token when all pages have arrived and the promised ones are restored.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.tiers.transfer import BackUp, Reported
 from hicache.engine.loop import Engine, Flight
-from hicache.engine.ports import Link
 from hicache.policies.routing import Replica, Route, router_of
 from hicache.request import TOKEN_BYTES, Request
 from hicache.scheduler.batch import NOTHING, Extend, Outcome
-from hicache.scheduler.handover import Handover, News, Outage, Parcel, move_of, spans_to_send
+from hicache.scheduler.handover import Handover, News, Outage, Parcel, spans_to_send
 from hicache.scheduler.intake import DecodeScheduler, Intake
-from hicache.scheduler.request_state import RequestState, TokenRun
+from hicache.scheduler.request_state import TokenRun
 from hicache.scheduler.sender import PrefillScheduler
 
 
 class RoleEngine(Engine):
-    """An engine of one role, which counts its busy time and that of its queue on its own."""
+    """An engine of one role, which may be lost for a while."""
 
-    link: Link
     is_losing = False
-
-    def _commit_steps(self, flight: Flight, num_steps: int, now_ns: int) -> None:
-        counters = self.cache.counters
-        counters[f"{self.role}/busy_ns"] -= counters["engine/busy_ns"]
-        super()._commit_steps(flight, num_steps, now_ns)
-        counters[f"{self.role}/busy_ns"] += counters["engine/busy_ns"]
 
     def complete(self, done: Reported | News, now_ns: int) -> None:
         if isinstance(done, Parcel):
@@ -70,10 +63,12 @@ class RoleEngine(Engine):
     def begin_later(self, now_ns: int) -> None:
         """Begin what has waited for the return of the engine."""
 
-    def note_backlog(self, now_ns: int) -> None:
-        backlog_ns = self.backlog_ns(now_ns)
-        for area in ("engine", self.role):  # up to the last arrival
-            self.cache.counters[f"{area}/backlog_ns"] = backlog_ns
+    def send(self, handover: Handover, now_ns: int, **what: Any) -> None:
+        """Send KV, or news about a handover, to the other engine that takes part in it."""
+        ends = handover.prefill, handover.decode
+        source, target = ends if self.role == "prefill" else reversed(ends)
+        parcel = Parcel(handover=handover, source=source, target=target, **what)
+        self.executor.submit(parcel, now_ns)
 
 
 class PrefillEngine(RoleEngine):
@@ -86,11 +81,11 @@ class PrefillEngine(RoleEngine):
     role = "prefill"
     scheduler: PrefillScheduler
 
-    def setup(self, link: Link, page_bytes: list[int]) -> None:
+    def setup(self, page_bytes: list[int]) -> None:
         self.scheduler.decode.held = []
         self.prompts: dict[int, Handover] = {}
         self.later: list[Handover] = []
-        self.link, self._page_bytes = link, page_bytes
+        self._page_bytes = page_bytes
 
     def take_parcel(self, parcel: Parcel, now_ns: int) -> None:
         handover = parcel.handover
@@ -98,7 +93,7 @@ class PrefillEngine(RoleEngine):
         if handover in self.later or self.prompts.get(request_id) is handover:
             self._end(handover)
         elif not (handover.is_dead or parcel.num_bytes):
-            self.note_backlog(now_ns)
+            self.cache.counters["engine/backlog_ns"] = self.backlog_ns(now_ns)
             self.later.append(handover)
 
     def _end(self, handover: Handover) -> None:
@@ -146,10 +141,7 @@ class PrefillEngine(RoleEngine):
 
     def _send_back(self, handover: Handover, now_ns: int, reason: str | None = None) -> None:
         handover.is_dead = True
-        parcel = Parcel(
-            handover=handover, source=handover.prefill, target=handover.decode, reason=reason
-        )
-        self.link.send(parcel, now_ns)
+        self.send(handover, now_ns, reason=reason)
 
     def _commit_steps(self, flight: Flight, num_steps: int, now_ns: int) -> None:
         super()._commit_steps(flight, num_steps, now_ns)
@@ -169,15 +161,8 @@ class PrefillEngine(RoleEngine):
         handover.num_sent += 1
         spans = spans_to_send(kinds, handover.promised_len, start, end, extend.req.target_len)
         num_bytes = sum((last - first) * self._page_bytes[kind] for kind, first, last in spans)
-        parcel = Parcel(
-            handover=handover,
-            source=handover.prefill,
-            target=handover.decode,
-            num_bytes=num_bytes or TOKEN_BYTES,  # the first token at least
-        )
-        if self.link.is_real:
-            parcel.moves = [move_of(kinds, handover, *span) for span in spans]
-        self.link.send(parcel, now_ns)
+        # the first token at least
+        self.send(handover, now_ns, num_bytes=num_bytes or TOKEN_BYTES, spans=spans)
 
 
 class DecodeEngine(RoleEngine):
@@ -185,24 +170,10 @@ class DecodeEngine(RoleEngine):
 
     role = "decode"
     scheduler: DecodeScheduler
-    _now_ns = 0
 
     @property
     def _intake(self) -> Intake:
         return self.scheduler.prefill
-
-    def submit(self, request: Request, now_ns: int, *, came_ns: int | None = None) -> None:
-        super().submit(request, now_ns, came_ns=came_ns)
-        self.note_backlog(now_ns)
-
-    def connect(self, number: int, choose: Callable[[RequestState], int]) -> None:
-        """Begin to use prefill engines; `choose` returns the number of that for a request."""
-
-        def send(handover: Handover) -> None:
-            parcel = Parcel(handover=handover, source=number, target=handover.prefill)
-            self.link.send(parcel, self._now_ns)
-
-        self._intake.connect(number, self.scheduler.decode, choose, send)
 
     def take_parcel(self, parcel: Parcel, now_ns: int) -> None:
         handover, intake = parcel.handover, self._intake
@@ -222,9 +193,11 @@ class DecodeEngine(RoleEngine):
         for handover in self._intake.restore():
             self._intake.fail(handover, now_ns)
 
-    def wake(self, now_ns: int) -> Outcome:
-        self._now_ns = now_ns
-        return super().wake(now_ns)
+    def hand_out(self, now_ns: int) -> None:
+        for handover in self._intake.outbox:
+            self.send(handover, now_ns)
+        self._intake.outbox.clear()
+        super().hand_out(now_ns)
 
     def begin_later(self, now_ns: int) -> None:
         self._intake.is_closed = False
@@ -267,20 +240,19 @@ class Pairs:
         show: Callable[[Engine], Replica],
     ) -> None:
         replicas = [show(each) for each in engines]
-        self._num_prefill = num_prefill
+        self._engines, self._num_prefill = engines, num_prefill
         self._prefill = router_of(prefill, replicas[:num_prefill])
         self._decode = router_of(decode, replicas[num_prefill:])
         for number, engine in enumerate(engines):
             if isinstance(engine, DecodeEngine):
-                engine.connect(number, self.prefill_of)
-        self._engines = engines
+                engine.scheduler.prefill.connect(number, self.prefill_of)
 
     def route(self, request: Request) -> int:
-        chosen = self._num_prefill + self._decode(request)
-        return self._present(chosen, range(self._num_prefill, len(self._engines)))
+        first, end = self._num_prefill, len(self._engines)
+        return self._present(first + self._decode(request), range(first, end))
 
-    def prefill_of(self, req: RequestState) -> int:
-        return self._present(self._prefill(req.request), range(self._num_prefill))
+    def prefill_of(self, request: Request) -> int:
+        return self._present(self._prefill(request), range(self._num_prefill))
 
     def _present(self, chosen: int, numbers: range) -> int:
         # the chosen engine, or the next one that is not lost, if there is any

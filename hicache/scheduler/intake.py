@@ -20,6 +20,7 @@ from hicache.cache.tree.node import HOST, NO_END, MatchResult
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import NEVER
 from hicache.config import ExperimentConfig
+from hicache.request import Request
 from hicache.scheduler.admission import StepBudget, ceil_page
 from hicache.scheduler.batch import Batch
 from hicache.scheduler.decision import Defer, Reason
@@ -70,28 +71,24 @@ class Intake(Prefill):
 
     `loading` holds the requests that are admitted, while their KV is restored and arrives.
     `handovers` has their current attempts by request id, and `draining` the pages of attempts that
-    failed, while KV may still arrive in them.
+    failed, while KV may still arrive in them. `outbox` has the handovers whose prefill engine must
+    learn that they have begun or ended. `decode` is the other half.
     """
 
     more_len = 1  # other engines compute prompts, so a hit may cover all of one
     is_closed = False  # while the engine is lost
+    decode: "Receiver"
 
-    def connect(
-        self,
-        number: int,
-        decode: "Receiver",
-        choose: Callable[[RequestState], int],
-        send: Callable[[Handover], None],
-    ) -> None:
+    def connect(self, number: int, choose: Callable[[Request], int]) -> None:
         """Begin to take requests in.
 
-        `number` is that of this engine and `decode` its other half. `choose` returns the number of
-        the prefill engine for a request, and `send` tells that engine about a handover or its end.
+        `number` is that of this engine. `choose` returns the number of the prefill engine for a
+        request.
         """
         self.handovers: dict[int, Handover] = {}
         self.draining: list[tuple[Handover, RequestState]] = []
-        self._left: Handover | None = None  # of the request that was taken out last
-        self._number, self._decode, self._choose, self._send = number, decode, choose, send
+        self.outbox: list[Handover] = []
+        self._number, self._choose = number, choose
 
     # -- the queue -----------------------------------------------------------------------------
 
@@ -106,7 +103,7 @@ class Intake(Prefill):
         if req.admitted_ns is not None:  # its first wait is over
             req.queue_mark = None
         if req.retractions:  # they come first; with their KV on the host, by order of retraction
-            is_saved = req.request.id in self._decode.saved
+            is_saved = req.request.id in self.decode.saved
             turn = self.counters["scheduler/retracted_count"] if is_saved else req.number
             req.place = (-inf, turn)
         super().queue(req)
@@ -139,7 +136,7 @@ class Intake(Prefill):
     def _drop(self, req: RequestState, why: str) -> None:
         if self.prefetcher is not None:
             self.prefetcher.abort(req.request.id)
-        self._decode.saved.pop(req.request.id, None)
+        self.decode.saved.pop(req.request.id, None)
         super()._drop(req, why)
 
     def _is_asking(self, req: RequestState, now_ns: int) -> bool:
@@ -152,13 +149,13 @@ class Intake(Prefill):
         return True
 
     def _admit(self, req: RequestState, budget: StepBudget, now_ns: int) -> Defer | None:
-        if req.request.id in self._decode.saved:
+        if req.request.id in self.decode.saved:
             return self._resume(req)
         match = self._match(req, refreshes=True)
         # its own path no longer counts as evictable
         lock = self.cache.tree.lock(match.device_node)
         try:
-            lacks = self._lacks(req, match, self._decode.running)
+            lacks = self._lacks(req, match, self.decode.running)
             if lacks is not None:
                 return lacks
             handover = self._take(req, match)
@@ -174,16 +171,16 @@ class Intake(Prefill):
         handover.begun_ns = now_ns
         req.handovers.append(handover)
         req.reused_len = handover.promised_len
-        self._send(handover)
+        self.outbox.append(handover)
         return None
 
     def _resume(self, req: RequestState) -> Defer | None:
         # gives a retracted request new pages, and copies its KV into them
         match = self.cache.match(req.sequence, 0)
-        lacks = self._lacks(req, match, self._decode.running)
+        lacks = self._lacks(req, match, self.decode.running)
         if lacks is not None:
             return lacks
-        length = self._decode.saved[req.request.id]
+        length = self.decode.saved[req.request.id]
         if self.cache.acquire(req.sequence, match) is None:
             return Defer(Reason.slots)
         if not self._append(req, 0, length):
@@ -191,7 +188,7 @@ class Intake(Prefill):
             return Defer(Reason.tokens)
         self.waiting.remove(req)
         self.loading.append(req)
-        req.load_back = self._decode.resume(req)
+        req.load_back = self.decode.resume(req)
         return None
 
     def _lacks(
@@ -199,10 +196,10 @@ class Intake(Prefill):
     ) -> Defer | None:
         rules, page, cache = self.cache.rules, self._page, self.cache
         reserved, clip = rules.decode_reserved_tokens, rules.clip_new_tokens
-        if self._decode.buffer_pages:
+        if self.decode.buffer_pages:
             return self._lacks_buffer(req, running)
         num_active = len(running) + len(self.loading)
-        length = self._decode.saved.get(req.request.id)
+        length = self.decode.saved.get(req.request.id)
         if length is not None:  # it resumes if it fits as it is
             needed = least = ceil_page(length, page) + reserved
             kept, pending = reserved * num_active, 0
@@ -229,7 +226,7 @@ class Intake(Prefill):
 
     def _lacks_buffer(self, req: RequestState, running: Items[RequestState]) -> Defer | None:
         # with sparse attention, a request needs a buffer on the device, and host memory for its KV
-        num_pages, cache = self._decode.sparse_pages(req), self.cache
+        num_pages, cache = self.decode.sparse_pages(req), self.cache
         host = cache.pools[HOST][FULL].capacity
         held = [each.request for each in (*running, *self.loading, req)]
         on_host = sum(-(-(each.prompt_len + each.output_len) // self._page) for each in held)
@@ -264,9 +261,9 @@ class Intake(Prefill):
         if not self._append(req, promised // page, req.target_len):
             self.cache.abandon(sequence)
             return None
-        handover = Handover(req, promised, self._choose(req), self._number)
+        handover = Handover(req, promised, self._choose(req.request), self._number)
         handover.is_restored = not is_read_later
-        handover.to_host = self._decode.buffer_pages > 0
+        handover.to_host = self.decode.buffer_pages > 0
         return handover
 
     def _acquired(self, req: RequestState, sequence: Sequence, match: MatchResult) -> int | None:
@@ -287,8 +284,8 @@ class Intake(Prefill):
         # that later tokens read. Without room, the caller gives up what the request holds
         cache, kinds, page, sequence = self.cache, self.cache.tree.kinds, self._page, req.sequence
         end = -(-target_len // page)
-        if self._decode.buffer_pages:
-            page_ids = cache.device.allocate(FULL, self._decode.sparse_pages(req))
+        if self.decode.buffer_pages:
+            page_ids = cache.device.allocate(FULL, self.decode.sparse_pages(req))
             sequence.pages[FULL] += page_ids or []
             sequence.num_pages = NO_END  # the rest is on the host
             return page_ids is not None
@@ -403,7 +400,7 @@ class Intake(Prefill):
         self.draining.append((handover, stand_in))
         if not handover.is_dead:  # else the other engine knows
             handover.is_dead = True
-            self._send(handover)
+            self.outbox.append(handover)
         self.drain()
 
     def drain(self) -> None:
@@ -415,7 +412,7 @@ class Intake(Prefill):
                 self.cache.abandon(req.sequence)
 
     def take_out(self, request_id: int) -> RequestState | None:
-        handover = self._left = self.handovers.get(request_id)
+        handover = self.handovers.get(request_id)
         if handover is None:
             return super().take_out(request_id)
         self._take_back(handover)
@@ -423,9 +420,10 @@ class Intake(Prefill):
 
     def leave_queue(self, req: RequestState, now_ns: int) -> None:
         super().leave_queue(req, now_ns)
-        self._decode.saved.pop(req.request.id, None)
-        if self._left is not None:
-            self._left.account(now_ns)
+        self.decode.saved.pop(req.request.id, None)
+        for handover in req.handovers[-1:]:
+            if handover.ended_ns is None:
+                handover.account(now_ns)
 
 
 class Receiver(Decode):

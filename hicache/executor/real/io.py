@@ -112,14 +112,12 @@ class TorchIo:
                 done.append(delivery)
         return done
 
-    is_real = True
-
-    def send(self, parcel: Parcel, now_ns: int) -> None:
+    def send(self, parcel: Parcel) -> None:
         """Copy KV between the devices of two engines, or pass on a message."""
         event = None
-        if parcel.moves:
+        if moves := parcel.moves:
             source, target = self.runners[parcel.source], self.runners[parcel.target]
-            event = target.receive(source.pools, parcel.moves)
+            event = target.receive(source.pools, moves)
         self.counters["transfer/link_bytes"] += parcel.num_bytes
         self._parcels.append((parcel, event))
 
@@ -303,7 +301,10 @@ class TorchExecutor:
         self._io = io
         self._engine = io.attach(runner)
 
-    def submit(self, work: Work, now_ns: int) -> None:
+    def submit(self, work: Work | Parcel, now_ns: int) -> None:
+        if isinstance(work, Parcel):
+            self._io.send(work)
+            return
         if isinstance(work, StorageWrite):
             self._io.write(self._engine, work)
             return

@@ -259,19 +259,13 @@ class SimulatedIo:
             yield waited_ns, 0, ()
         self._done.append((engine, work))
 
-    is_real = False
-
-    def send(self, parcel: Parcel, now_ns: int) -> None:
-        """Send KV or a message from one engine to another."""
-        self.begin(self._send(parcel), now_ns)
-
     def _lose(self, engine: int) -> IoJob:
         faults = self._faults
         for time_s, is_over in ((faults.gone_from_s, False), (faults.gone_for_s, True)):
             yield to_ns(time_s), 0, ()
             self._done.append((engine, Outage(is_over=is_over)))
 
-    def _send(self, parcel: Parcel) -> IoJob:
+    def send(self, parcel: Parcel) -> IoJob:
         source, target, handover = parcel.source, parcel.target, parcel.handover
         number, links = handover.num_sent, [f"sends{source}", f"receives{target}"]
         if handover.to_host:
@@ -414,13 +408,16 @@ class SimulatedExecutor:
         """
         return self._io.fences[self._engine] > 0
 
-    def submit(self, work: Work, now_ns: int) -> None:
-        """Start a copy or a storage operation.
+    def submit(self, work: Work | Parcel, now_ns: int) -> None:
+        """Start a copy or a storage operation, or send a parcel to another engine.
 
         A copy of a Mamba state within the device takes no extra time: the cost of steps includes
         it.
         """
         if isinstance(work, CopyState):
+            return
+        if isinstance(work, Parcel):
+            self._io.begin(self._io.send(work), now_ns)
             return
         if isinstance(work, StorageDelete):
             self._io.begin(self._io.delete(self._engine, work), now_ns)

@@ -79,6 +79,7 @@ class Ours:
 
     def __init__(self, pools: Pools) -> None:
         settings = "parallel.prefill=1 parallel.decode=1 compat.rules.clip_new_tokens=4096"
+        settings += "" if pools.num_states else " parallel.retraction=host_pool"
         config = config_for(pools, {"settings": settings})
         runtime = make_runtime(config, deploy(config))
         place = places_of(config, deploy(config))[-1]
@@ -92,7 +93,6 @@ class Ours:
         self._decode, self._intake = engine.scheduler.decode, engine.scheduler.prefill
         self._decode.only = ()
         self.reserved = config.compat.rules.decode_reserved_tokens
-        self._decode._pool_pages = 1 << 40  # with a cache, SGLang's copies are bounded by nothing
         self._link = Arrived(engine.executor)
         engine.executor = cast(Executor, self._link)
         self._intake.connect(0, lambda request: 1)

@@ -224,37 +224,32 @@ class DecodeEngine(RoleEngine):
         super()._plan(now_ns)
 
 
-class Pairs:
-    """Chooses a decode engine and a prefill engine for each request.
+def router_of_pairs(
+    engines: Sequence[Engine],
+    num_prefill: int,
+    prefill: Route,
+    decode: Route,
+    show: Callable[[Engine], Replica],
+) -> Callable[[Request], int]:
+    """Return the router of decode engines, and connect them by the router of prefill engines.
 
     The prefill engines come first in `engines`. `prefill` and `decode` are the rules of
     both roles, and `show` returns what a rule sees of an engine.
     """
 
-    def __init__(
-        self,
-        engines: Sequence[Engine],
-        num_prefill: int,
-        prefill: Route,
-        decode: Route,
-        show: Callable[[Engine], Replica],
-    ) -> None:
-        replicas = [show(each) for each in engines]
-        self._engines, self._num_prefill = engines, num_prefill
-        self._prefill = router_of(prefill, replicas[:num_prefill])
-        self._decode = router_of(decode, replicas[num_prefill:])
-        for number, engine in enumerate(engines):
-            if isinstance(engine, DecodeEngine):
-                engine.scheduler.prefill.connect(number, self.prefill_of)
+    def router(rule: Route, numbers: range) -> Callable[[Request], int]:
+        choose = router_of(rule, [show(engines[number]) for number in numbers])
 
-    def route(self, request: Request) -> int:
-        first, end = self._num_prefill, len(self._engines)
-        return self._present(first + self._decode(request), range(first, end))
+        def route(request: Request) -> int:
+            chosen = numbers[choose(request)]
+            # the chosen engine, or the next one that is not lost, if there is any
+            later = [*range(chosen, numbers.stop), *numbers]
+            return next((n for n in later if not engines[n].is_gone), chosen)
 
-    def prefill_of(self, request: Request) -> int:
-        return self._present(self._prefill(request), range(self._num_prefill))
+        return route
 
-    def _present(self, chosen: int, numbers: range) -> int:
-        # the chosen engine, or the next one that is not lost, if there is any
-        later = [*numbers[numbers.index(chosen) :], *numbers]
-        return next((n for n in later if not self._engines[n].is_gone), chosen)
+    to_prefill = router(prefill, range(num_prefill))
+    for number, engine in enumerate(engines):
+        if isinstance(engine, DecodeEngine):
+            engine.scheduler.prefill.connect(number, to_prefill)
+    return router(decode, range(num_prefill, len(engines)))

@@ -115,8 +115,9 @@ class Decode:
         return steps
 
     def victim(self) -> RequestState:
-        """Return the request that is retracted next."""
-        return min(self.running, key=lambda each: (each.decoded, -each.request.prompt_len))
+        """Return the request that is retracted next, of equal ones the last, as in SGLang."""
+        last_first = reversed(self.running)
+        return min(last_first, key=lambda each: (each.decoded, -each.request.prompt_len))
 
     def retract(self) -> RequestState:
         """Take the memory of the request with the least computed answer, and return the request.

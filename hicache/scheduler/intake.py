@@ -23,12 +23,12 @@ from hicache.config import ExperimentConfig
 from hicache.request import Request
 from hicache.scheduler.admission import StepBudget, ceil_page
 from hicache.scheduler.batch import Batch
-from hicache.scheduler.decision import Defer, Reason
+from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
 from hicache.scheduler.decode import Decode
 from hicache.scheduler.handover import Handover
 from hicache.scheduler.prefill import Prefill
 from hicache.scheduler.prompts_together import make_retraction_room
-from hicache.scheduler.queue_waits import NO_STEP, Cause, Shortage
+from hicache.scheduler.queue_waits import NO_STEP, Shortage
 from hicache.scheduler.request_state import RequestState
 from hicache.scheduler.scheduler import Scheduler
 
@@ -89,6 +89,7 @@ class Intake(Prefill):
         self.draining: list[tuple[Handover, RequestState]] = []
         self.outbox: list[Handover] = []
         self._number, self._choose = number, choose
+        self._scan_limit = inf
 
     # -- the queue -----------------------------------------------------------------------------
 
@@ -114,24 +115,14 @@ class Intake(Prefill):
     # -- admission -----------------------------------------------------------------------------
 
     def plan(self, batch: Batch, budget: StepBudget, now_ns: int) -> Shortage:
-        if self.is_closed:
-            return NO_STEP
-        for req in list(self.waiting):
-            if budget.num_running + len(self.loading) >= self.config.max_running:
-                self.defer = Defer(Reason.running, stands=True)
-                return Shortage(Cause.running, req.request.id)
-            if self._is_asking(req, now_ns):
-                continue
-            lacks = self._admit(req, budget, now_ns)
-            if lacks is None:
-                continue
-            if self._is_final(batch, budget):
-                self._drop(req, f"needs more {lacks.reason} than the pools have")
-                continue
-            self._count_deferral(req, lacks.reason)
-            self.defer = lacks
-            return Shortage(Cause(lacks.reason), req.request.id)
-        return NO_STEP
+        return NO_STEP if self.is_closed else self.scan(batch, budget, now_ns)
+
+    def _num_active(self, batch: Batch, budget: StepBudget) -> int:
+        return budget.num_running + len(self.loading)
+
+    def _count_deferral(self, req: RequestState, reason: Reason) -> None:
+        if reason is not Reason.running:
+            super()._count_deferral(req, reason)
 
     def _drop(self, req: RequestState, why: str) -> None:
         if self.prefetcher is not None:
@@ -139,18 +130,23 @@ class Intake(Prefill):
         self.decode.saved.pop(req.request.id, None)
         super()._drop(req, why)
 
-    def _is_asking(self, req: RequestState, now_ns: int) -> bool:
+    def _may_start(self, req: RequestState, batch: Batch, budget: StepBudget, now_ns: int) -> bool:
         prefetch = req.prefetch
         if prefetch is None or prefetch.phase is not Phase.asking:
             self._end_wait(req, now_ns)
-            return False
+            return True
         if req.blocked_since_ns is None and req.admitted_ns is None:
             self._begin_wait(req, now_ns)
-        return True
+        return False
 
-    def _admit(self, req: RequestState, budget: StepBudget, now_ns: int) -> Defer | None:
-        if req.request.id in self.decode.saved:
-            return self._resume(req)
+    def _decide(self, req: RequestState, batch: Batch, budget: StepBudget, now_ns: int) -> Decision:
+        is_saved = req.request.id in self.decode.saved
+        lacks = self._resume(req) if is_saved else self._admit(req, now_ns)
+        if lacks is not None and self._is_final(batch, budget):
+            return Reject(f"needs more {lacks.reason} than the pools have")
+        return lacks or Admit(0)
+
+    def _admit(self, req: RequestState, now_ns: int) -> Defer | None:
         match = self._match(req, refreshes=True)
         # its own path no longer counts as evictable
         lock = self.cache.tree.lock(match.device_node)
@@ -163,7 +159,6 @@ class Intake(Prefill):
             self.cache.tree.release(lock)
         if handover is None:
             return Defer(Reason.tokens)
-        self.waiting.remove(req)
         self.loading.append(req)
         self.handovers[req.request.id] = handover
         req.defer_reason = None
@@ -186,7 +181,6 @@ class Intake(Prefill):
         if not self._append(req, 0, length):
             self.cache.abandon(req.sequence)
             return Defer(Reason.tokens)
-        self.waiting.remove(req)
         self.loading.append(req)
         req.load_back = self.decode.resume(req)
         return None
@@ -446,12 +440,13 @@ class Receiver(Decode):
         sparse, page = config.sparse_tokens, self._page
         # SGLang adds a page to each buffer
         self.buffer_pages = 0 if sparse is None else -(-sparse // page) + 1
-        self._offloads = config.is_offloading
+        self._offloads = config.decode_cache == "offload"
         self._page_bytes = page_bytes
-        device = self.cache.device_pages or 0
-        # SGLang's size of the pool for retracted requests
-        most = max(device // 5, -(-min(max_len - 1, device * page) // page))
-        self._pool_pages = most if config.retraction == "host_pool" else 0
+        device, self._pool_pages = self.cache.device_pages or 0, 0.0
+        if config.retraction == "host_pool":
+            # SGLang's sizes: of a pool for retracted requests alone, else of copies in free memory
+            most = max(device // 5, -(-min(max_len - 1, device * page) // page))
+            self._pool_pages = most if config.decode_cache == "none" else inf
 
     def sparse_pages(self, req: RequestState) -> int:
         """Return the device pages of a request: a buffer of full KV, and index keys of its tokens.

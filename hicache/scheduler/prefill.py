@@ -104,6 +104,7 @@ class Prefill:
         self._held = NO_STEP  # what the requests lack that the policy held back in this step
         self._listener = listener
         self._num_submitted = 0
+        self._scan_limit: float = cache.rules.scan_limit
 
     def _admission_of(self, window_charge: WindowCharge) -> Admission:
         return Admission(self.cache, self.config, window_charge)
@@ -258,7 +259,7 @@ class Prefill:
                 decision = self._decide(req, batch, budget, now_ns)
             else:
                 num_blocked += 1
-                if num_blocked >= self.cache.rules.scan_limit:
+                if num_blocked >= self._scan_limit:
                     return Shortage(Cause.scan_limit)
                 continue
             match decision:

@@ -55,5 +55,17 @@ def test_a_retraction_makes_room_for_20_tokens_of_each_request_that_still_decode
         ours.finish(number)
     for number in range(10, 14):
         assert ours.ask(fresh(number, 400, 10))[1]
-    assert ours.retract() == 10
+    assert ours.retract() == 13
     assert ours._engine.cache.pools[DEVICE][FULL].num_free >= 15  # pages of 60 tokens
+
+
+def test_of_equal_requests_the_last_one_is_retracted():
+    ours = asked(*(fresh(number, 640, 1000) for number in range(3)))
+    assert [ours.retract(), ours.retract()] == [2, 1]
+
+
+def test_copies_of_retracted_requests_have_no_limit_beside_a_cache():
+    # SGLang's host pool, a fifth of the device's 1,024 pages here, is used without a cache
+    ours = asked(*(fresh(number, 4096, 1000) for number in range(5)))
+    assert [ours.retract() for _ in range(4)] == [4, 3, 2, 1]
+    assert list(ours._decode.saved) == [4, 3, 2, 1]  # 256 pages

@@ -17,7 +17,6 @@ from hicache.request import TOKEN_BYTES, Request
 from hicache.scheduler.batch import NOTHING, Extend, Outcome
 from hicache.scheduler.handover import Handover, News, Outage, Parcel, spans_to_send
 from hicache.scheduler.intake import DecodeScheduler, Intake
-from hicache.scheduler.request_state import TokenRun
 from hicache.scheduler.sender import PrefillScheduler
 
 
@@ -212,15 +211,7 @@ class DecodeEngine(RoleEngine):
         outcome.aborted.clear()
 
     def _plan(self, now_ns: int) -> None:
-        decode = self.scheduler.decode
-        num_free = self.scheduler.config.max_running - len(decode.running)
-        for req in self._intake.resumed():
-            decode.go_on(req)
-        for handover in self._intake.ready()[:num_free]:
-            req = self._intake.begin(handover, now_ns)
-            before = req.token_runs[-1][-1:] if req.token_runs else []
-            req.token_runs.append(TokenRun([*before, now_ns]))
-            decode.start(req, now_ns)
+        self._intake.begin_decoding(now_ns)
         super()._plan(now_ns)
 
 

@@ -21,6 +21,7 @@ from hicache.cache.tree.sequence import Sequence
 from hicache.clock import NEVER
 from hicache.config import ExperimentConfig
 from hicache.request import Request
+from hicache.rules import Rules
 from hicache.scheduler.admission import StepBudget, ceil_page
 from hicache.scheduler.batch import Batch
 from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
@@ -29,23 +30,21 @@ from hicache.scheduler.handover import Handover
 from hicache.scheduler.prefill import Prefill
 from hicache.scheduler.prompts_together import make_retraction_room
 from hicache.scheduler.queue_waits import NO_STEP, Shortage
-from hicache.scheduler.request_state import RequestState
+from hicache.scheduler.request_state import RequestState, TokenRun
 from hicache.scheduler.scheduler import Scheduler
 
 MOST_ATTEMPTS = 3  # to compute a prompt and to send its KV, before the request is rejected
 
 
 def needed_tokens(
-    req: RequestState, held_len: int, retractable: int, *, reserved: int, clip: int, page: int
+    req: RequestState, missing: int, running: Items[RequestState], rules: Rules, page: int
 ) -> int:
     """Return how many free tokens a request must find to be admitted on a decode engine.
 
-    `held_len` of its tokens are on the device; requests that could be retracted hold `retractable`
-    tokens.
+    `missing` of its tokens are not on the device; those of `running` requests could be retracted.
     """
-    missing = req.target_len - held_len
-    max_new = min(req.remaining_output, clip)
-    return max(ceil_page(missing, page) + reserved, missing + max_new - retractable)
+    answer = min(req.remaining_output, rules.clip_new_tokens) - retractable_tokens(running)
+    return max(ceil_page(missing, page) + rules.decode_reserved_tokens, missing + answer)
 
 
 def retractable_tokens(running: Items[RequestState]) -> int:
@@ -53,17 +52,16 @@ def retractable_tokens(running: Items[RequestState]) -> int:
     return sum(req.request.prompt_len + req.decoded for req in running)
 
 
-def promised_room(
-    running: Items[RequestState], num_active: int, *, reserved: int, clip: int
-) -> int:
+def promised_room(running: Items[RequestState], num_active: int, rules: Rules) -> int:
     """Return how many free tokens are kept for requests that were admitted.
 
-    Each of the `num_active` requests gets `reserved` tokens. All together, they get as many as the
-    largest running request needs if all others are retracted.
+    Each of the `num_active` requests gets the reserved tokens. All together, they get as many as
+    the largest running request needs if all others are retracted.
     """
-    retractable = retractable_tokens(running)
+    retractable, clip = retractable_tokens(running), rules.clip_new_tokens
     ends = [min(req.request.output_len, clip) + req.request.prompt_len for req in running]
-    return max(reserved * num_active, max(ends, default=retractable) - retractable)
+    largest = max(ends, default=retractable) - retractable
+    return max(rules.decode_reserved_tokens * num_active, largest)
 
 
 class Intake(Prefill):
@@ -151,7 +149,7 @@ class Intake(Prefill):
         # its own path no longer counts as evictable
         lock = self.cache.tree.lock(match.device_node)
         try:
-            lacks = self._lacks(req, match, self.decode.running)
+            lacks = self._lacks(req, match)
             if lacks is not None:
                 return lacks
             handover = self._take(req, match)
@@ -172,7 +170,7 @@ class Intake(Prefill):
     def _resume(self, req: RequestState) -> Defer | None:
         # gives a retracted request new pages, and copies its KV into them
         match = self.cache.match(req.sequence, 0)
-        lacks = self._lacks(req, match, self.decode.running)
+        lacks = self._lacks(req, match)
         if lacks is not None:
             return lacks
         length = self.decode.saved[req.request.id]
@@ -185,31 +183,25 @@ class Intake(Prefill):
         req.load_back = self.decode.resume(req)
         return None
 
-    def _lacks(
-        self, req: RequestState, match: MatchResult, running: Items[RequestState]
-    ) -> Defer | None:
-        rules, page, cache = self.cache.rules, self._page, self.cache
-        reserved, clip = rules.decode_reserved_tokens, rules.clip_new_tokens
+    def _lacks(self, req: RequestState, match: MatchResult) -> Defer | None:
+        cache, running, page = self.cache, self.decode.running, self._page
         if self.decode.buffer_pages:
-            return self._lacks_buffer(req, running)
-        num_active = len(running) + len(self.loading)
+            return self._lacks_buffer(req)
+        num_active, rules = len(running) + len(self.loading), cache.rules
+        reserved = rules.decode_reserved_tokens
+        kept, pending = reserved * num_active, 0
         length = self.decode.saved.get(req.request.id)
         if length is not None:  # it resumes if it fits as it is
             needed = least = ceil_page(length, page) + reserved
-            kept, pending = reserved * num_active, 0
         else:
-            held_len, retractable = match.device_prefix_len, retractable_tokens(running)
-            least = ceil_page(req.target_len - held_len, page) + reserved
-            needed = needed_tokens(
-                req, held_len, retractable, reserved=reserved, clip=clip, page=page
-            )
-            kept = promised_room(running, num_active, reserved=reserved, clip=clip)
-            pending = self._pending_restores()
+            missing = req.target_len - match.device_prefix_len
+            least = ceil_page(missing, page) + reserved
+            needed = needed_tokens(req, missing, running, rules, page)
+            kept, pending = promised_room(running, num_active, rules), self._pending_restores()
         if needed > cache.room() - kept - pending:
             # while requests decode, only the tokens that could be retracted grow
             stands = needed == least and kept == reserved * num_active
-            windows = bool(cache.tree.kinds.window_lens)
-            return Defer(Reason.tokens, stands=stands and not windows)
+            return Defer(Reason.tokens, stands=stands and not cache.tree.kinds.window_lens)
         for kind, window in cache.tree.kinds.window_lens.items():
             if ceil_page(window, page) + 2 * page > cache.room(kind):
                 return Defer(Reason.swa_tokens)
@@ -218,11 +210,11 @@ class Intake(Prefill):
                 return Defer(Reason.slots)
         return None
 
-    def _lacks_buffer(self, req: RequestState, running: Items[RequestState]) -> Defer | None:
+    def _lacks_buffer(self, req: RequestState) -> Defer | None:
         # with sparse attention, a request needs a buffer on the device, and host memory for its KV
         num_pages, cache = self.decode.sparse_pages(req), self.cache
         host = cache.pools[HOST][FULL].capacity
-        held = [each.request for each in (*running, *self.loading, req)]
+        held = [each.request for each in (*self.decode.running, *self.loading, req)]
         on_host = sum(-(-(each.prompt_len + each.output_len) // self._page) for each in held)
         if cache.available_size(FULL) < num_pages * self._page or (host or on_host) < on_host:
             return Defer(Reason.tokens, stands=True)
@@ -330,37 +322,25 @@ class Intake(Prefill):
         req.sequence, handover.is_restored = whole, True
         return True
 
-    def ready(self) -> list[Handover]:
-        """Return the requests that can decode: their KV has arrived and is restored."""
-        in_flight = self.cache.in_flight
-        return [
-            each
-            for each in self.handovers.values()
-            if each.has_arrived and each.is_restored and each.req.load_back not in in_flight
-        ]
-
-    def resumed(self) -> list[RequestState]:
-        """Take out the retracted requests whose KV is on the device again."""
+    def begin_decoding(self, now_ns: int) -> None:
+        """Let the requests decode whose KV is complete, first those that were retracted."""
         in_flight, handovers = self.cache.in_flight, self.handovers
-        back = [
-            req
-            for req in self.loading
-            if req.request.id not in handovers and req.load_back not in in_flight
-        ]
-        for req in back:
+        back = [req for req in self.loading if req.load_back not in in_flight]
+        for req in sorted(back, key=lambda req: req.request.id in handovers):
+            handover = handovers.get(req.request.id)
+            if handover is not None and not (handover.has_arrived and handover.is_restored):
+                continue
             self.loading.remove(req)
             req.load_back = None
-        return back
-
-    def begin(self, handover: Handover, now_ns: int) -> RequestState:
-        """Take a request out whose KV is complete."""
-        req = handover.req
-        self.loading.remove(req)
-        del self.handovers[req.request.id]
-        handover.account(now_ns)
-        req.load_back = None
-        req.cached_len, req.kv_len = handover.promised_len, req.target_len
-        return req
+            if handover is None:
+                self.decode.go_on(req)
+                continue
+            del handovers[req.request.id]
+            handover.account(now_ns)
+            req.cached_len, req.kv_len = handover.promised_len, req.target_len
+            before = req.token_runs[-1][-1:] if req.token_runs else []
+            req.token_runs.append(TokenRun([*before, now_ns]))
+            self.decode.start(req, now_ns)
 
     def fail(self, handover: Handover, now_ns: int, reason: str | None = None) -> None:
         """End an attempt that failed: queue the request again, or reject it after some attempts.

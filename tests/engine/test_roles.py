@@ -12,6 +12,7 @@ from hicache.request import TOKEN_BYTES
 from hicache.results.metrics import RequestRecord, Status, summarize
 from hicache.results.roles import as_sglang_reports
 from hicache.results.verdict import in_short, objections
+from hicache.rules import Rules
 from hicache.runs import goodput
 from hicache.runs.schema import config_of
 from hicache.scheduler.intake import Receiver, needed_tokens, promised_room
@@ -207,15 +208,16 @@ def test_goodput_is_found_with_roles_and_the_verdict_names_the_overloaded_role()
 
 
 def test_admission_reserves_tokens_for_each_request_or_room_for_the_largest():
-    world = {"reserved": 512, "clip": 4096}
+    rules = Rules(decode_reserved_tokens=512, clip_new_tokens=4096)
     req, other = (_state(fresh(n, 1000, answers)) for n, answers in ((0, 100), (1, 4000)))
     # whole pages behind the prefix, and the reserve; or the whole answer, less what is retractable
-    assert needed_tokens(req, 256, 0, page=64, **world) == 768 + 512
-    assert needed_tokens(other, 256, 0, page=64, **world) == 744 + 4000
-    assert needed_tokens(other, 256, 4000, page=64, **world) == 768 + 512
+    assert needed_tokens(req, 744, [], rules, 64) == 768 + 512
+    assert needed_tokens(other, 744, [], rules, 64) == 744 + 4000
+    running = [_state(fresh(2, 4000, 1))]
+    assert needed_tokens(other, 744, running, rules, 64) == 768 + 512
     other.remaining_output -= 500
-    assert promised_room([other], 3, **world) == 5000 - 1500
-    assert promised_room([other], 8, **world) == 8 * 512
+    assert promised_room([other], 3, rules) == 5000 - 1500
+    assert promised_room([other], 8, rules) == 8 * 512
 
 
 def _state(request):

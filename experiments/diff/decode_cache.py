@@ -1,7 +1,7 @@
 """A decode engine's cache and admissions beside SGLang's own queues, request by request.
 
 python -m experiments.diff.decode_cache [RELEASE] [workload=NAME] [requests=N] [events=SEED]
-    [name=size ...]
+    [components=full+mamba] [name=size ...]
 
 Both sides get the same requests: each is queued, matched, admitted or not, restored, and decodes
 beside up to `num_running` others; if it is not admitted, the oldest ends. Hits by tier, promised
@@ -274,9 +274,10 @@ def main() -> int:
     values = {name: str(size) for name, size in SIZES.items()}
     values |= dict(word.split("=", 1) for word in words)
     kind, count = values.pop("workload", "mooncake_conversation"), int(values.pop("requests", 1000))
+    components = values.pop("components", "full")
     seed = int(values.pop("events")) if "events" in values else None
     changes = ",".join(f"{name}={value}" for name, value in values.items())
-    pools = pools_for(kind, "full", changes, "instant")
+    pools = pools_for(kind, components, changes, "instant")
     requests = [each for each in chosen(kind, 2 * count, pools) if each.output_len > 1][:count]
     ours = Ours(pools)
     calls, answers = recorded(ours, requests, pools.num_running, seed)

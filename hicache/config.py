@@ -500,16 +500,6 @@ class ParallelConfig:
                 "parallel.prefill and parallel.decode must both be 0 or both be above 0, got "
                 f"{self.prefill} and {self.decode}"
             )
-        if self.prefill and (self.replicas, self.ranks) != (1, 1):
-            raise ValueError(
-                "separate engines for prefill and decode need parallel.replicas=1 and "
-                f"parallel.ranks=1, got {self.replicas} and {self.ranks}"
-            )
-        gone = self.faults.gone_engine
-        if self.prefill and gone is not None and gone >= self.num_engines:
-            raise ValueError(
-                f"parallel.faults.gone_engine must be below {self.num_engines}, got {gone}"
-            )
 
     @property
     def num_engines(self) -> int:
@@ -1088,7 +1078,12 @@ class ExperimentConfig:
         has_states, has_windows = LayerKind.mamba in kinds, LayerKind.swa in kinds
         has_more = has_states or has_windows or any(part.window_len for part in parts)
         is_simulated = is_sparse or is_saved or on_host or offloads
+        gone = parallel.faults.gone_engine
         refused = {
+            f"parallel.replicas={parallel.replicas}": parallel.replicas > 1,
+            f"parallel.ranks={parallel.ranks}": parallel.ranks > 1,
+            f"parallel.faults.gone_engine={gone} of {parallel.num_engines}": gone is not None
+            and gone >= parallel.num_engines,
             "speculation.drafts": self.speculation.drafts > 0,
             "scheduler.batching=running_first": self.scheduler.batching is Batching.running_first,
             "cache.window=replay": self.cache.window is WindowHit.replay,

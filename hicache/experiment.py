@@ -13,7 +13,7 @@ from hicache.engine.deployment import Deployment, Place, deploy, places_of
 from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Io, Runtime
 from hicache.engine.ranks.lockstep import RankedEngine, joined
-from hicache.engine.roles import router_of_pairs
+from hicache.engine.roles import route_pairs
 from hicache.engine.simulated_runtime import make_runtime
 from hicache.engine.warm import warm_storages
 from hicache.executor.simulated.peers import PeerIo
@@ -213,8 +213,7 @@ def _engines(
     if isinstance(runtime.io, PeerIo):
         runtime.io.connect(engines)
     if config.parallel.prefill:
-        num_prefill = config.parallel.prefill
-        return engines, router_of_pairs(engines, num_prefill, routes[0], routes[-1], show)
+        return engines, route_pairs(engines, config.parallel.prefill, routes[0], routes[-1], show)
     return engines, router_of(routes[0], [show(each) for each in engines])
 
 

@@ -80,6 +80,7 @@ class Ours:
     def __init__(self, pools: Pools) -> None:
         settings = "parallel.prefill=1 parallel.decode=1 compat.rules.clip_new_tokens=4096"
         settings += "" if pools.num_states else " parallel.retraction=host_pool"
+        settings += "" if pools.host_tokens else " parallel.decode_cache=device"
         config = config_for(pools, {"settings": settings})
         runtime = make_runtime(config, deploy(config))
         place = places_of(config, deploy(config))[-1]

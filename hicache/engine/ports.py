@@ -6,12 +6,11 @@ from typing import Protocol
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tiers.transfer import Work
 from hicache.clock import Clock
 from hicache.executor.completions import Delivery, StepRun
 from hicache.request import Request
 from hicache.scheduler.batch import Batch
-from hicache.scheduler.handover import Parcel
+from hicache.scheduler.handover import Sent
 from hicache.scheduler.request_state import RequestState
 
 
@@ -29,7 +28,7 @@ class Executor(Protocol):
         The copy still reads device pages that were already freed, and the step may overwrite them.
         """
 
-    def submit(self, work: Work | Parcel, now_ns: int) -> None:
+    def submit(self, work: Sent, now_ns: int) -> None:
         """Start a copy or a storage operation, or send a parcel to another engine.
 
         The target learns of the arrival of a parcel, and the source, too, if it carries KV.

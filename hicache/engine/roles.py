@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.tiers.transfer import BackUp, Reported
+from hicache.cache.tiers.transfer import Reported
 from hicache.engine.loop import Engine, Flight
 from hicache.policies.routing import Replica, Route, router_of
 from hicache.request import TOKEN_BYTES, Request
@@ -101,18 +101,14 @@ class PrefillEngine(RoleEngine):
             self.later.remove(handover)
         elif handover.is_settled and handover.is_whole:  # even if the decode engine is lost
             self.scheduler.decode.release(handover.prompt)
-            if self.cache.tree.entries is not None:
-                self.cache.tree.entries.finished(handover.req.request, "finished")
             del self.prompts[request_id]
         elif handover.is_settled:  # else again when its KV has landed
             self._aborted.append(request_id)
 
     def take_in(self, now_ns: int) -> None:
         super().take_in(now_ns)
-        outcome = self.scheduler.ended.outcome
-        for req in outcome.aborted:
+        for req in self.scheduler.ended.take().aborted:
             del self.prompts[req.request.id]
-        outcome.aborted.clear()
         self.begin_later(now_ns)
 
     def begin_later(self, now_ns: int) -> None:
@@ -128,19 +124,16 @@ class PrefillEngine(RoleEngine):
         outcome = super().wake(now_ns)
         for req, reason in outcome.rejected:
             handover = self.prompts.pop(req.request.id)
-            self._send_back(handover, now_ns, f"on the prefill engine: {reason}")
+            handover.is_dead = True
+            self.send(handover, now_ns, reason=f"on the prefill engine: {reason}")
         return NOTHING
 
     def _lose_requests(self, now_ns: int) -> None:
         for handover in [*self.prompts.values(), *self.later]:
             if not handover.is_dead:
-                handover.is_lost = True
-                self._send_back(handover, now_ns)
+                handover.is_lost = handover.is_dead = True
+                self.send(handover, now_ns)
             self._end(handover)
-
-    def _send_back(self, handover: Handover, now_ns: int, reason: str | None = None) -> None:
-        handover.is_dead = True
-        self.send(handover, now_ns, reason=reason)
 
     def _commit_steps(self, flight: Flight, num_steps: int, now_ns: int) -> None:
         super()._commit_steps(flight, num_steps, now_ns)
@@ -184,13 +177,8 @@ class DecodeEngine(RoleEngine):
             handover.arrived_ns = now_ns
 
     def take_in(self, now_ns: int) -> None:
-        offloads = self.scheduler.decode.offloads
-        for done in self._delivered if offloads else ():
-            if isinstance(done, BackUp) and done in offloads:
-                self.cache.outbox.append(offloads.pop(done))
         super().take_in(now_ns)
-        for handover in self._intake.restore():
-            self._intake.fail(handover, now_ns)
+        self._intake.restore(now_ns)
 
     def hand_out(self, now_ns: int) -> None:
         for handover in self._intake.outbox:
@@ -215,7 +203,7 @@ class DecodeEngine(RoleEngine):
         super()._plan(now_ns)
 
 
-def router_of_pairs(
+def route_pairs(
     engines: Sequence[Engine],
     num_prefill: int,
     prefill: Route,

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite, Work
+from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
 from hicache.clock import Clock
 from hicache.engine.loop import Engine
 from hicache.engine.ports import Executor, Io
 from hicache.executor.completions import Delivery, StepRun
 from hicache.observe.explainer import Case
 from hicache.scheduler.batch import Batch
-from hicache.scheduler.handover import Outage, Parcel
+from hicache.scheduler.handover import Outage, Parcel, Sent
 from hicache.scheduler.queue_waits import NO_STEP, QueueWaits, Shortage
 from hicache.scheduler.request_state import RequestState
 
@@ -92,9 +92,7 @@ class Timeline:
     lives: dict[int, RequestState] = field(default_factory=dict)  # final states of requests
     cases: dict[int, Case] = field(default_factory=dict)  # why requests computed their tokens
     turns: dict[int, list[Turn]] = field(default_factory=dict)
-    open: dict[Work | Prefetch | Parcel, Transfer] = field(
-        default_factory=dict
-    )  # transfers under way
+    open: dict[Sent | Prefetch, Transfer] = field(default_factory=dict)  # transfers under way
 
     def watch(self, engine: Engine, number: int, executor: Executor) -> Executor:
         self.turns[number] = [Turn(0, NO_STEP)]
@@ -105,12 +103,7 @@ class Timeline:
         return _WatchedIo(io, self)
 
     def begin(
-        self,
-        what: Work | Prefetch | Parcel,
-        kind: str,
-        engine: int,
-        now_ns: int,
-        **about: int | None,
+        self, what: Sent | Prefetch, kind: str, engine: int, now_ns: int, **about: int | None
     ) -> None:
         transfer = Transfer(kind=kind, engine=engine, start_ns=now_ns, about=about)
         self.transfers.append(transfer)
@@ -131,7 +124,7 @@ class _WatchedExecutor:
     def is_fenced(self) -> bool:
         return self._inner.is_fenced
 
-    def submit(self, work: Work | Parcel, now_ns: int) -> None:
+    def submit(self, work: Sent, now_ns: int) -> None:
         if isinstance(work, Parcel) and work.num_bytes:
             about = {"request": work.handover.req.request.id, "bytes": work.num_bytes}
             self._begin(work, "handover", now_ns, **about, to=work.target)
@@ -164,9 +157,7 @@ class _WatchedExecutor:
         )
         return run
 
-    def _begin(
-        self, what: Work | Prefetch | Parcel, kind: str, now_ns: int, **about: int | None
-    ) -> None:
+    def _begin(self, what: Sent | Prefetch, kind: str, now_ns: int, **about: int | None) -> None:
         self._timeline.begin(what, kind, self._engine, now_ns, **about)
 
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from hicache.cache.kinds import FULL, MAMBA, Kinds
-from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.tiers.transfer import Move
+from hicache.cache.tiers.transfer import Move, Work
 from hicache.scheduler.queue_waits import Cause
 from hicache.scheduler.request_state import RequestState
 
 # what a request spends before its first token, on the engine that computes its prompt
+COUNTED = ("recomputed_len", "retractions", "num_parts")
 SPENT = ("own_ns", "shared_ns", "fence_ns", "load_back_ns")
 Span = tuple[int, int, int]
 FOUND = ("device_len", "host_len", "storage_len", "peer_len", "computed_len", "admitted_ns")
@@ -59,13 +59,10 @@ class Handover:
         """Add to the request what its prompt has spent and found until `now_ns`."""
         req, prompt = self.req, self.prompt
         self.ended_ns = now_ns
-        req.recomputed_len += prompt.recomputed_len
-        req.retractions += prompt.retractions
-        req.num_parts += prompt.num_parts
+        for name in COUNTED if req.first_token_ns is not None else (*COUNTED, *SPENT):
+            setattr(req, name, getattr(req, name) + getattr(prompt, name))
         if req.first_token_ns is not None:
             return
-        for name in SPENT:
-            setattr(req, name, getattr(req, name) + getattr(prompt, name))
         if req.admitted_ns is None:
             req.storage_wait_ns += prompt.storage_wait_ns
             req.storage_waits += prompt.storage_waits
@@ -102,12 +99,11 @@ class Parcel:
     @property
     def moves(self) -> list[Move]:
         """The copies of its spans between the device pages of both engines."""
-        prompt, req = self.handover.prompt.sequence, self.handover.req.sequence
         copies = []
         for kind, first, end in self.spans:
             source, target = (
-                (each.working_slot or []) if kind == MAMBA else each.pages[kind]
-                for each in (prompt, req)
+                (req.sequence.working_slot or []) if kind == MAMBA else req.sequence.pages[kind]
+                for req in (self.handover.prompt, self.handover.req)
             )
             copies.append(Move(kind, source[first:end], target[first:end]))
         return copies
@@ -121,8 +117,7 @@ class Outage:
 
 
 News = Parcel | Outage  # what reaches an engine from outside, other than requests
-# what changes more than the room in memory
-NEWS = (Prefetch, Parcel, Outage)
+Sent = Work | Parcel  # what an engine's executor is told to do beside its steps
 
 
 def spans_to_send(

@@ -13,7 +13,7 @@ from math import ceil, inf
 from hicache.cache.kinds import FULL
 from hicache.cache.prefetch.prefetch import Phase
 from hicache.cache.prefix_cache import HIT_TIERS
-from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
+from hicache.cache.tiers.transfer import LoadBack, StorageWrite
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.keys import keys
 from hicache.cache.tree.node import HOST, NO_END, MatchResult
@@ -291,16 +291,12 @@ class Intake(Prefill):
 
     # -- what arrives --------------------------------------------------------------------------
 
-    def restore(self) -> list[Handover]:
-        """Restore promised tokens whose read from storage has ended; return broken promises."""
-        broken = []
-        for handover in list(self.handovers.values()):
-            prefetch = handover.req.prefetch
-            if handover.is_restored or prefetch is None or not prefetch.is_settled:
-                continue
-            if not self._restore(handover):
-                broken.append(handover)
-        return broken
+    def restore(self, now_ns: int) -> None:
+        """Restore promised tokens whose read from storage has ended, or fail the attempt."""
+        waiting = [each for each in self.handovers.values() if not each.is_restored]
+        read = [each for each in waiting if each.req.prefetch and each.req.prefetch.is_settled]
+        for handover in [each for each in read if not self._restore(each)]:
+            self.fail(handover, now_ns)
 
     def _restore(self, handover: Handover) -> bool:
         req, cache = handover.req, self.cache
@@ -405,28 +401,24 @@ class Receiver(Decode):
 
     With sparse attention, a request holds `buffer_pages` on the device, and all its index keys.
     `saved` has the KV lengths of retracted requests whose KV is on the host, by request id.
-    `offloads` has what is written to storage when its copy to the host has ended.
     """
 
     def setup(self, settings: ExperimentConfig, page_bytes: Items[int]) -> None:
-        config, max_len = settings.parallel, settings.model.max_len
-        self._kv_share = settings.model.kv_share
-        keeps = config.decode_cache in ("device", "tiers")
-        self.has_cache = keeps and config.sparse_tokens is None
+        config, page, sparse = settings.parallel, self._page, settings.parallel.sparse_tokens
+        self._kv_share, self._page_bytes = settings.model.kv_share, page_bytes
+        self._offloads = config.decode_cache == "offload"
+        self.has_cache = config.decode_cache in ("device", "tiers") and sparse is None
         if not self.has_cache:
             self._answer_pages = None
-        self.offloads: dict[BackUp, StorageWrite] = {}
         self.saved: dict[int, int] = {}
-        sparse, page = config.sparse_tokens, self._page
         # SGLang adds a page to each buffer
         self.buffer_pages = 0 if sparse is None else -(-sparse // page) + 1
-        self._offloads = config.decode_cache == "offload"
-        self._page_bytes = page_bytes
-        device, self._pool_pages = self.cache.device_pages or 0, 0.0
-        if config.retraction == "host_pool":
-            # SGLang's sizes: of a pool for retracted requests alone, else of copies in free memory
-            most = max(device // 5, -(-min(max_len - 1, device * page) // page))
-            self._pool_pages = most if config.decode_cache == "none" else inf
+        # where KV is kept in SGLang: in a pool if the engine caches nothing, else in free memory
+        self._pool_pages = inf if config.retraction == "host_pool" else 0
+        if self._pool_pages and config.decode_cache == "none":
+            device = self.cache.device_pages or 0
+            longest = -(-min(settings.model.max_len - 1, device * page) // page)
+            self._pool_pages = max(device // 5, longest)
 
     def sparse_pages(self, req: RequestState) -> int:
         """Return the device pages of a request: a buffer of full KV, and index keys of its tokens.
@@ -465,7 +457,7 @@ class Receiver(Decode):
         held = sum(-(-length // self._page) for length in self.saved.values())
         if held + num_pages <= self._pool_pages:
             self.saved[req.request.id] = kv_len
-            self.cache.save_aside(num_bytes, is_fence=True)
+            self.cache.save_aside(num_bytes)
         make_retraction_room(self.cache, len(self.running))
         return req
 
@@ -492,8 +484,7 @@ class Receiver(Decode):
         write = StorageWrite(
             keys=list(keys(names, FULL)), parts=parts, num_bytes=0, is_given_away=True
         )
-        num_bytes = len(names) * self._page_bytes[FULL]
-        self.offloads[self.cache.save_aside(num_bytes, is_fence=False)] = write
+        self.cache.save_aside(len(names) * self._page_bytes[FULL], write)
         self.cache.counters["decode/offloaded_pages"] += len(names)
 
 

@@ -171,7 +171,8 @@ class DecodeServer:
         admitted, failed = self._queue.pop_preallocated()
         self._begin(resumed)
         assert not failed, f"{failed} failed"
-        assert len(admitted) < 2, f"{len(admitted)} were admitted at once"
+        if len(admitted) > 1:
+            raise DivergedError
         found = self._queue.found
         if holds and admitted:
             admitted[0].kv_receiver.poll = lambda: KVPoll.Transferring

@@ -19,7 +19,6 @@ from hicache.cache.tiers.transfer import (
     LoadBack,
     StorageDelete,
     StorageWrite,
-    Work,
 )
 from hicache.cache.tree.keys import Key
 from hicache.clock import Clock, Stall, to_ns
@@ -31,7 +30,7 @@ from hicache.executor.simulated.stores import KeyStore
 from hicache.executor.storage_script import Ask, Load, read_script, write_script
 from hicache.models.cost import CostModel, ForwardCost
 from hicache.scheduler.batch import Batch
-from hicache.scheduler.handover import Outage, Parcel
+from hicache.scheduler.handover import Outage, Parcel, Sent
 
 Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, bytes moved after it, links crossed)
 IoJob = Generator[Wait, None, None]
@@ -408,7 +407,7 @@ class SimulatedExecutor:
         """
         return self._io.fences[self._engine] > 0
 
-    def submit(self, work: Work | Parcel, now_ns: int) -> None:
+    def submit(self, work: Sent, now_ns: int) -> None:
         """Start a copy or a storage operation, or send a parcel to another engine.
 
         A copy of a Mamba state within the device takes no extra time: the cost of steps includes

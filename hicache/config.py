@@ -479,8 +479,8 @@ class ParallelConfig:
     # engines find it with the next turn (offload).
     decode_cache: str = knob("tiers", one_of=("none", "device", "tiers", "offload"), only=SEPARATE)
     # What happens to the KV of a request that a decode engine retracts: it is computed and sent
-    # again (recompute), or copied to memory of its own on the host and back, as far as that has
-    # room (host_pool).
+    # again (recompute), or copied to the host and back (host_pool). The host has room for a fifth
+    # of the device or the longest request if decode_cache=none, else for all, as in SGLang.
     retraction: str = knob("recompute", one_of=("recompute", "host_pool"), only=SEPARATE)
     # With sparse attention, tokens of a request's KV that a decode engine holds on the device,
     # while all of it is on the host. Nothing is cached then. None means all on the device.

@@ -116,8 +116,7 @@ class Decode:
 
     def victim(self) -> RequestState:
         """Return the request that is retracted next, of equal ones the last, as in SGLang."""
-        last_first = reversed(self.running)
-        return min(last_first, key=lambda each: (each.decoded, -each.request.prompt_len))
+        return min(reversed(self.running), key=lambda req: (req.decoded, -req.request.prompt_len))
 
     def retract(self) -> RequestState:
         """Take the memory of the request with the least computed answer, and return the request.

@@ -430,7 +430,7 @@ class Receiver(Decode):
         return ceil(self.buffer_pages * share + num_pages * (1 - share))
 
     def start(self, req: RequestState, now_ns: int) -> None:
-        if self.has_cache:
+        if self.has_cache and not self._has_states:  # else it has no state within the prompt
             self.cache.publish(req.sequence, req.target_len // self._page)
         super().start(req, now_ns)
 

@@ -7,9 +7,9 @@ from hicache.cache.tree.node import DEVICE
 from tests.scheduler.world import fresh, request_of
 
 
-def engine(device_tokens: int, page_size: int = 64) -> Ours:
+def engine(device_tokens: int, page_size: int = 64, **more: int) -> Ours:
     sizes = {"device_tokens": device_tokens, "host_tokens": 0, "max_len": 8192}
-    return Ours(Pools(page_size=page_size, has_storage=False, **sizes))
+    return Ours(Pools(page_size=page_size, has_storage=False, **sizes, **more))
 
 
 def asked(*requests, device_tokens=1 << 16):
@@ -69,3 +69,14 @@ def test_copies_of_retracted_requests_have_no_limit_beside_a_cache():
     ours = asked(*(fresh(number, 4096, 1000) for number in range(5)))
     assert [ours.retract() for _ in range(4)] == [4, 3, 2, 1]
     assert list(ours._decode.saved) == [4, 3, 2, 1]  # 256 pages
+
+
+def test_prompts_with_states_share_no_pages_while_they_decode():
+    # only the state at their end arrives, so the cache keeps nothing of them before they end
+    for num_states, num_shared in ((0, 10), (32, 0)):
+        ours = engine(1 << 16, num_states=num_states)
+        before = ours._engine.cache.pools[DEVICE][FULL].num_free
+        for number in range(2):
+            assert ours.ask(request_of(number, list(range(640)), [7000 + number] * 9))[1]
+        held = before - ours._engine.cache.pools[DEVICE][FULL].num_free
+        assert held == 20 - num_shared

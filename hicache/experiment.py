@@ -210,11 +210,12 @@ def _engines(
     def show(each: Engine) -> Replica:
         return Replica(each.scheduler, each.num_requests, lambda: each.catch_up(now()), each.role)
 
+    replicas = [show(each) for each in engines]
     if isinstance(runtime.io, PeerIo):
         runtime.io.connect(engines)
     if config.parallel.prefill:
-        return engines, route_pairs(engines, config.parallel.prefill, routes[0], routes[-1], show)
-    return engines, router_of(routes[0], [show(each) for each in engines])
+        return engines, route_pairs(engines, replicas, config.parallel.prefill, routes)
+    return engines, router_of(routes[0], replicas)
 
 
 def _check(config: ExperimentConfig) -> Callable[[Engine], None] | None:

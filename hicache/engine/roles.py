@@ -88,8 +88,7 @@ class PrefillEngine(RoleEngine):
 
     def take_parcel(self, parcel: Parcel, now_ns: int) -> None:
         handover = parcel.handover
-        request_id = handover.req.request.id
-        if handover in self.later or self.prompts.get(request_id) is handover:
+        if handover in self.later or self.prompts.get(handover.req.request.id) is handover:
             self._end(handover)
         elif not (handover.is_dead or parcel.num_bytes):
             self.cache.counters["engine/backlog_ns"] = self.backlog_ns(now_ns)
@@ -121,8 +120,7 @@ class PrefillEngine(RoleEngine):
                 self._prefill.enter(handover.prompt, now_ns)
 
     def wake(self, now_ns: int) -> Outcome:
-        outcome = super().wake(now_ns)
-        for req, reason in outcome.rejected:
+        for req, reason in super().wake(now_ns).rejected:
             handover = self.prompts.pop(req.request.id)
             handover.is_dead = True
             self.send(handover, now_ns, reason=f"on the prefill engine: {reason}")
@@ -204,20 +202,16 @@ class DecodeEngine(RoleEngine):
 
 
 def route_pairs(
-    engines: Sequence[Engine],
-    num_prefill: int,
-    prefill: Route,
-    decode: Route,
-    show: Callable[[Engine], Replica],
+    engines: Sequence[Engine], replicas: Sequence[Replica], num_prefill: int, rules: Sequence[Route]
 ) -> Callable[[Request], int]:
     """Return the router of decode engines, and connect them by the router of prefill engines.
 
-    The prefill engines come first in `engines`. `prefill` and `decode` are the rules of
-    both roles, and `show` returns what a rule sees of an engine.
+    The prefill engines come first in `engines`, in `replicas`, which are what routers see of them,
+    and in `rules`, of which the first and the last are used.
     """
 
     def router(rule: Route, numbers: range) -> Callable[[Request], int]:
-        choose = router_of(rule, [show(engines[number]) for number in numbers])
+        choose = router_of(rule, replicas[numbers.start : numbers.stop])
 
         def route(request: Request) -> int:
             chosen = numbers[choose(request)]
@@ -227,8 +221,8 @@ def route_pairs(
 
         return route
 
-    to_prefill = router(prefill, range(num_prefill))
+    to_prefill = router(rules[0], range(num_prefill))
     for number, engine in enumerate(engines):
         if isinstance(engine, DecodeEngine):
             engine.scheduler.prefill.connect(number, to_prefill)
-    return router(decode, range(num_prefill, len(engines)))
+    return router(rules[-1], range(num_prefill, len(engines)))

@@ -73,7 +73,6 @@ class Intake(Prefill):
     learn that they have begun or ended. `decode` is the other half.
     """
 
-    more_len = 1  # other engines compute prompts, so a hit may cover all of one
     is_closed = False  # while the engine is lost
     decode: "Receiver"
 
@@ -143,6 +142,13 @@ class Intake(Prefill):
         if lacks is not None and self._is_final(batch, budget):
             return Reject(f"needs more {lacks.reason} than the pools have")
         return lacks or Admit(0)
+
+    def _end_of_hits(self, req: RequestState) -> int:
+        windows, page = self.cache.tree.kinds.window_lens.values(), self._page
+        if not windows or self.cache.rules.decode_windows_on_host:
+            return req.target_len + 1  # other engines compute prompts, so a hit may cover all
+        # SGLang sends the window at the end whole (`_swa_tail_len`)
+        return max(req.target_len - 1 - max(*windows, page), 0) // page * page + 1
 
     def _admit(self, req: RequestState, now_ns: int) -> Defer | None:
         match = self._match(req, refreshes=True)

@@ -80,3 +80,12 @@ def test_prompts_with_states_share_no_pages_while_they_decode():
             assert ours.ask(request_of(number, list(range(640)), [7000 + number] * 9))[1]
         held = before - ours._engine.cache.pools[DEVICE][FULL].num_free
         assert held == 20 - num_shared
+
+
+def test_a_prompt_with_windows_promises_nothing_of_its_last_window():
+    # as in SGLang, which sends the last 1,024 tokens before the last one whole, from a page's begin
+    for length, promised in ((3400, 2240), (3200, 0)):  # up to 2,368 and 2,112 tokens could hit
+        ours = engine(1 << 16, window_len=1024, swa_tokens=1 << 16)
+        assert ours.ask(request_of(0, list(range(2300)), [7000] * 9)) == [[], True, 0, 0, 0, 0]
+        later = request_of(1, list(range(length)), [7000] * 9)
+        assert ours.ask(later) == [[], True, promised, 0, 0, promised]

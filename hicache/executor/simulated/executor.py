@@ -415,16 +415,14 @@ class SimulatedExecutor:
         """
         if isinstance(work, CopyState):
             return
-        if isinstance(work, Parcel):
-            self._io.begin(self._io.send(work), now_ns)
-            return
         if isinstance(work, StorageDelete):
             self._io.begin(self._io.delete(self._engine, work), now_ns)
             return
         if isinstance(work, StorageWrite):
             self._io.enqueue("write", self._io.write(self._engine, work, self._page_bytes), now_ns)
             return
-        self._io.begin(self._io.copy(self._engine, work), now_ns)
+        job = self._io.send(work) if isinstance(work, Parcel) else self._io.copy(self._engine, work)
+        self._io.begin(job, now_ns)
 
     def query(self, prefetch: Prefetch, now_ns: int) -> None:
         self._io.enqueue(f"query{self._engine}", self._io.query(self._engine, prefetch), now_ns)

@@ -479,8 +479,8 @@ class ParallelConfig:
     # engines find it with the next turn (offload).
     decode_cache: str = knob("tiers", one_of=("none", "device", "tiers", "offload"), only=SEPARATE)
     # What happens to the KV of a request that a decode engine retracts: it is computed and sent
-    # again (recompute), or copied to memory of its own on the host and back, as far as that has
-    # room (host_pool).
+    # again (recompute), or copied to the host and back (host_pool). The host has room for a fifth
+    # of the device or the longest request if decode_cache=none, else for all, as in SGLang.
     retraction: str = knob("recompute", one_of=("recompute", "host_pool"), only=SEPARATE)
     # With sparse attention, tokens of a request's KV that a decode engine holds on the device,
     # while all of it is on the host. Nothing is cached then. None means all on the device.
@@ -500,27 +500,6 @@ class ParallelConfig:
                 "parallel.prefill and parallel.decode must both be 0 or both be above 0, got "
                 f"{self.prefill} and {self.decode}"
             )
-        if self.prefill and (self.replicas, self.ranks) != (1, 1):
-            raise ValueError(
-                "separate engines for prefill and decode need parallel.replicas=1 and "
-                f"parallel.ranks=1, got {self.replicas} and {self.ranks}"
-            )
-        gone = self.faults.gone_engine
-        if self.prefill and gone is not None and gone >= self.num_engines:
-            raise ValueError(
-                f"parallel.faults.gone_engine must be below {self.num_engines}, got {gone}"
-            )
-
-    @property
-    def needs_simulation(self) -> bool:
-        """True if a setting of separate engines has no real counterpart."""
-        is_saved = self.retraction == "host_pool"
-        return is_saved or self.is_offloading or self.faults != EngineFaults()
-
-    @property
-    def is_offloading(self) -> bool:
-        """True if decode engines write answers to storage and cache nothing else."""
-        return self.decode_cache == "offload"
 
     @property
     def num_engines(self) -> int:
@@ -1092,28 +1071,33 @@ class ExperimentConfig:
 
     def _check_roles(self) -> None:
         # what separate engines for prefill and decode do not support
-        rules, cache = self.compat.rules, self.cache
-        keeps_on_host = self.parallel.decode_cache == "tiers"
-        kinds, is_sparse = self.model.kinds, self.parallel.sparse_tokens is not None
+        parallel, rules = self.parallel, self.compat.rules
+        kinds, parts = self.model.kinds, self.model.parts
+        is_sparse, is_saved = parallel.sparse_tokens is not None, parallel.retraction == "host_pool"
+        on_host, offloads = (parallel.decode_cache == each for each in ("tiers", "offload"))
         has_states, has_windows = LayerKind.mamba in kinds, LayerKind.swa in kinds
-        parts = self.model.parts
         has_more = has_states or has_windows or any(part.window_len for part in parts)
+        is_simulated = is_sparse or is_saved or on_host or offloads
+        gone = parallel.faults.gone_engine
         refused = {
+            f"parallel.replicas={parallel.replicas}": parallel.replicas > 1,
+            f"parallel.ranks={parallel.ranks}": parallel.ranks > 1,
+            f"parallel.faults.gone_engine={gone} of {parallel.num_engines}": gone is not None
+            and gone >= parallel.num_engines,
             "speculation.drafts": self.speculation.drafts > 0,
             "scheduler.batching=running_first": self.scheduler.batching is Batching.running_first,
-            "cache.window=replay": cache.window is WindowHit.replay,
+            "cache.window=replay": self.cache.window is WindowHit.replay,
             "compat.rules.trims_leaves=true": rules.trims_leaves,
             "executor.kind=torch with parallel.decode_cache=tiers or offload, host_pool, "
             "sparse_tokens or losses": self.executor.kind != "simulated"
-            and (keeps_on_host or is_sparse or self.parallel.needs_simulation),
-            "parallel.retraction=host_pool with Mamba states": has_states
-            and self.parallel.retraction == "host_pool",
-            "parallel.decode_cache=offload with windows or Mamba states": (has_more or bool(parts))
-            and self.parallel.is_offloading,
+            and (is_simulated or parallel.faults != EngineFaults()),
+            "parallel.retraction=host_pool with Mamba states": has_states and is_saved,
+            "parallel.decode_cache=offload with windows or Mamba states": offloads
+            and (has_more or bool(parts)),
             "parallel.sparse_tokens with windows, Mamba states or decode_cache=offload": is_sparse
-            and (has_more or self.parallel.is_offloading),
+            and (has_more or offloads),
             "parallel.decode_cache=tiers, a model with sliding windows and "
-            "compat.rules.decode_windows_on_host=false": keeps_on_host
+            "compat.rules.decode_windows_on_host=false": on_host
             and has_windows
             and not rules.decode_windows_on_host,
         }
@@ -1126,7 +1110,7 @@ class ExperimentConfig:
             f"parallel.ranks={self.parallel.ranks}": self.parallel.ranks > 1,
             "storage.faults": not self.storage.faults.is_harmless,
             f"storage.format={self.storage.format}": self.storage_format != self.cache.host_format,
-            "parallel.decode_cache=offload": self.parallel.is_offloading,
+            "parallel.decode_cache=offload": self.parallel.decode_cache == "offload",
             "speculation.draft_kv=sidecar": self.speculation.drafts > 0
             and self.speculation.draft_kv == "sidecar",
         }

@@ -13,7 +13,7 @@ from hicache.engine.deployment import Deployment, Place, deploy, places_of
 from hicache.engine.loop import Engine, serve
 from hicache.engine.ports import Io, Runtime
 from hicache.engine.ranks.lockstep import RankedEngine, joined
-from hicache.engine.roles import Pairs
+from hicache.engine.roles import route_pairs
 from hicache.engine.simulated_runtime import make_runtime
 from hicache.engine.warm import warm_storages
 from hicache.executor.simulated.peers import PeerIo
@@ -210,11 +210,12 @@ def _engines(
     def show(each: Engine) -> Replica:
         return Replica(each.scheduler, each.num_requests, lambda: each.catch_up(now()), each.role)
 
+    replicas = [show(each) for each in engines]
     if isinstance(runtime.io, PeerIo):
         runtime.io.connect(engines)
     if config.parallel.prefill:
-        return engines, Pairs(engines, config.parallel.prefill, routes[0], routes[-1], show).route
-    return engines, router_of(routes[0], [show(each) for each in engines])
+        return engines, route_pairs(engines, replicas, config.parallel.prefill, routes)
+    return engines, router_of(routes[0], replicas)
 
 
 def _check(config: ExperimentConfig) -> Callable[[Engine], None] | None:

@@ -88,7 +88,8 @@ class Rules:
     # Tokens whose KV each layer reads in a decode step with sparse attention
     # (parallel.sparse_tokens). 2,048 is SGLang's value.
     sparse_top: int = knob(2048, least=1)
-    # A decode engine may keep sliding windows on its host. False refuses it, as SGLang does.
+    # A decode engine may keep sliding windows on its host, and promise a part of the last window.
+    # False refuses both, as SGLang does.
     decode_windows_on_host: bool = True
     # Lowest value to which `scheduler.new_token_ratio` decays.
     new_token_ratio_floor: float = share(0.098)

@@ -11,7 +11,7 @@ from typing import Any
 from experiments.diff.engines import ENGINES, environment_of, prepare
 from hicache import experiment
 from hicache.runs.schema import config_of
-from hicache.scheduler.intake import Intake, needed_tokens, promised_room, retractable_tokens
+from hicache.scheduler.intake import Intake, needed_tokens, promised_room
 
 SETTINGS = (
     *("model=llama3_8b", "workload=mooncake_conversation", "workload.limit=1000", "storage=memory"),
@@ -25,13 +25,12 @@ def recorded(*words: str) -> list[dict[str, Any]]:
     states: list[dict[str, Any]] = []
     decide = Intake._lacks
 
-    def record(self: Intake, req: Any, match: Any, running: Any) -> Any:
+    def record(self: Intake, req: Any, match: Any) -> Any:
         rules, page, cache = self.cache.rules, self._page, self.cache
-        world = {"reserved": rules.decode_reserved_tokens, "clip": rules.clip_new_tokens}
+        running = self.decode.running
         num_active = len(running) + len(self.loading)
         held_len, pending = match.device_prefix_len, self._pending_restores()
-        retractable = retractable_tokens(running)
-        lacks = decide(self, req, match, running)
+        lacks = decide(self, req, match)
         states.append(
             {
                 "prompt_len": req.target_len,
@@ -45,9 +44,9 @@ def recorded(*words: str) -> list[dict[str, Any]]:
                 "evictable": cache.evictable_size(0),
                 "pending": pending,
                 "page": page,
-                "reserved": world["reserved"],
-                "needed": needed_tokens(req, held_len, retractable, page=page, **world),
-                "room": cache.room() - promised_room(running, num_active, **world) - pending,
+                "reserved": rules.decode_reserved_tokens,
+                "needed": needed_tokens(req, req.target_len - held_len, running, rules, page),
+                "room": cache.room() - promised_room(running, num_active, rules) - pending,
                 "is_admitted": lacks is None,
             }
         )

@@ -1,7 +1,7 @@
 """A decode engine's cache and admissions beside SGLang's own queues, request by request.
 
 python -m experiments.diff.decode_cache [RELEASE] [workload=NAME] [requests=N] [events=SEED]
-    [name=size ...]
+    [components=full+mamba] [name=size ...]
 
 Both sides get the same requests: each is queued, matched, admitted or not, restored, and decodes
 beside up to `num_running` others; if it is not admitted, the oldest ends. Hits by tier, promised
@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -26,10 +26,12 @@ from experiments.diff.engines import ENGINES, environment_of, prepare
 from experiments.diff.protocol import Pools
 from experiments.diff.rooms import chosen, pools_for
 from experiments.diff.simulator import INSTANT, config_for
+from hicache.cache.tiers.transfer import Work
 from hicache.cache.tree.digests import Digests
 from hicache.clock import NEVER
 from hicache.engine.build import build_engine, world_of
 from hicache.engine.deployment import deploy, places_of
+from hicache.engine.ports import Executor
 from hicache.engine.roles import DecodeEngine
 from hicache.engine.simulated_runtime import make_runtime
 from hicache.executor.simulated.executor import SimulatedIo
@@ -45,13 +47,21 @@ SIZES = {"device_tokens": 131_072, "host_tokens": 262_144, "max_len": 65_536, "n
 
 
 class Arrived:
-    """A link to prefill engines that have computed each prompt already, unless it `holds` it."""
+    """An executor whose prefill engines have computed each prompt already, unless it `holds` it."""
 
-    is_real = False
     holds = False
 
-    def send(self, parcel: Parcel, now_ns: int) -> None:
-        parcel.handover.is_whole = not self.holds
+    def __init__(self, inner: Executor) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def submit(self, work: Work | Parcel, now_ns: int) -> None:
+        if isinstance(work, Parcel):
+            work.handover.is_whole = not self.holds
+        else:
+            self._inner.submit(work, now_ns)
 
 
 class Until:
@@ -69,6 +79,8 @@ class Ours:
 
     def __init__(self, pools: Pools) -> None:
         settings = "parallel.prefill=1 parallel.decode=1 compat.rules.clip_new_tokens=4096"
+        settings += "" if pools.num_states else " parallel.retraction=host_pool"
+        settings += "" if pools.host_tokens else " parallel.decode_cache=device"
         config = config_for(pools, {"settings": settings})
         runtime = make_runtime(config, deploy(config))
         place = places_of(config, deploy(config))[-1]
@@ -82,9 +94,9 @@ class Ours:
         self._decode, self._intake = engine.scheduler.decode, engine.scheduler.prefill
         self._decode.only = ()
         self.reserved = config.compat.rules.decode_reserved_tokens
-        self._decode._pool_pages = 1 << 40  # with a cache, SGLang's copies are bounded by nothing
-        engine.link = self._link = Arrived()
-        engine.connect(0, lambda req: 1)
+        self._link = Arrived(engine.executor)
+        engine.executor = cast(Executor, self._link)
+        self._intake.connect(0, lambda request: 1)
         self._take, self._intake._take = self._intake._take, self._note  # type: ignore[method-assign]
         self._promise: Handover | None = None
 
@@ -263,9 +275,10 @@ def main() -> int:
     values = {name: str(size) for name, size in SIZES.items()}
     values |= dict(word.split("=", 1) for word in words)
     kind, count = values.pop("workload", "mooncake_conversation"), int(values.pop("requests", 1000))
+    components = values.pop("components", "full")
     seed = int(values.pop("events")) if "events" in values else None
     changes = ",".join(f"{name}={value}" for name, value in values.items())
-    pools = pools_for(kind, "full", changes, "instant")
+    pools = pools_for(kind, components, changes, "instant")
     requests = [each for each in chosen(kind, 2 * count, pools) if each.output_len > 1][:count]
     ours = Ours(pools)
     calls, answers = recorded(ours, requests, pools.num_running, seed)

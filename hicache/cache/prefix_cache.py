@@ -410,18 +410,15 @@ class PrefixCache:
             self.tree.release(sequence.lock)
             sequence.lock = None
 
-    def save_aside(self, num_bytes: int, *, is_fence: bool) -> BackUp:
-        """Queue a copy of a request's device pages to memory outside the host tier.
+    def save_aside(self, num_bytes: int, then: StorageWrite | None = None) -> None:
+        """Queue a copy of a request's device pages to memory outside the host tier, and a write.
 
-        With `is_fence`, the pages are free already, and the next step waits for the copy.
+        Without a write, the pages are free already, and the next step waits for the copy.
         """
-        root = self.tree.root("")
-        copy = BackUp(
-            moves=[], num_bytes=num_bytes, node=root, starts={}, points=[], is_fence=is_fence
-        )
+        root, is_fence = self.tree.root(""), then is None
+        copy = BackUp(moves=[], num_bytes=num_bytes, node=root, is_fence=is_fence, then=then)
         self._bookings.book(copy)
         self.counters["transfer/back_up_bytes"] += num_bytes
-        return copy
 
     def load_aside(self, num_bytes: int) -> LoadBack:
         """Queue a copy to a request's device pages from memory outside the host tier."""
@@ -440,6 +437,8 @@ class PrefixCache:
         else:
             for lock in transfer.locks:
                 self.tree.release(lock)
+        if isinstance(transfer, BackUp) and transfer.then is not None:
+            self.outbox.append(transfer.then)
         if isinstance(transfer, BackUp) and self._writer is not None and transfer.moves:
             self._writer.on_backed_up(transfer)
         for host_lock in transfer.host_locks:

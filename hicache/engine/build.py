@@ -99,10 +99,10 @@ def build_engine(
         engine_kind = PipelineEngine
     engine = engine_kind(cache, prefetcher, scheduler, executor, check=check)
     if isinstance(engine, PrefillEngine):
-        engine.setup(runtime.link, deployment.kinds.page_bytes)
+        engine.setup(deployment.kinds.page_bytes)
     if isinstance(engine, DecodeEngine):
         engine.scheduler.decode.setup(config, deployment.kinds.page_bytes)
-        engine.link = runtime.link
+        engine.scheduler.prefill.decode = engine.scheduler.decode
     if isinstance(engine, PipelineEngine) and isinstance(executor, PipelineExecutor):
         engine.stages = executor
     return engine

@@ -177,17 +177,17 @@ def places_of(config: ExperimentConfig, deployment: Deployment) -> list[Place]:
 
 def _of_decode(config: ExperimentConfig) -> ExperimentConfig:
     # the settings of decode engines
-    if config.parallel.is_offloading and config.storage.kind == "none":
+    parallel = config.parallel
+    if parallel.decode_cache == "offload" and config.storage.kind == "none":
         raise ValueError(
             "parallel.decode_cache=offload needs a storage engine, got storage.kind=none"
         )
-    if config.parallel.sparse_tokens is not None:
+    if parallel.sparse_tokens is not None or parallel.decode_cache != "tiers":
         config = replace(config, storage=replace(config.storage, kind="none"))
-    elif config.parallel.decode_cache != "tiers":
+    if parallel.sparse_tokens is None and parallel.decode_cache != "tiers":
         cache = replace(config.cache, host_gib=0.0, host=HostSizes(), unlimited=False)
-        storage = replace(config.storage, kind="none")
-        config = replace(config, cache=cache, storage=storage)
-    for key, value in config.parallel.decode_own.items():
+        config = replace(config, cache=cache)
+    for key, value in parallel.decode_own.items():
         group, _, name = str(key).partition(".")
         part: Any = getattr(config, group, None)
         if not hasattr(part, name):

@@ -19,7 +19,7 @@ from hicache.engine.decode_run import DecodeRun
 from hicache.engine.ports import Executor, Io, Observer
 from hicache.request import Request
 from hicache.scheduler.batch import NOTHING, Batch, Extend, Outcome
-from hicache.scheduler.handover import NEWS, News
+from hicache.scheduler.handover import News, Outage, Parcel
 from hicache.scheduler.request_state import TokenRun
 from hicache.scheduler.scheduler import Scheduler
 from hicache.workload.clients import Clients
@@ -271,7 +271,7 @@ class Engine:
             return False
         if self.cache.tree.demotes or not self._delivered:
             return False
-        return not any(isinstance(done, NEWS) for done in self._delivered)
+        return not any(isinstance(done, (Prefetch, Parcel, Outage)) for done in self._delivered)
 
     def _commit(
         self, flight: Flight, ended: Iterable[tuple[int, int, StorageWrite | None]]

@@ -6,12 +6,11 @@ from typing import Protocol
 
 from hicache.cache.prefetch.prefetch import Prefetch
 from hicache.cache.prefix_cache import PrefixCache
-from hicache.cache.tiers.transfer import Work
 from hicache.clock import Clock
 from hicache.executor.completions import Delivery, StepRun
 from hicache.request import Request
 from hicache.scheduler.batch import Batch
-from hicache.scheduler.handover import Parcel
+from hicache.scheduler.handover import Sent
 from hicache.scheduler.request_state import RequestState
 
 
@@ -29,7 +28,11 @@ class Executor(Protocol):
         The copy still reads device pages that were already freed, and the step may overwrite them.
         """
 
-    def submit(self, work: Work, now_ns: int) -> None: ...
+    def submit(self, work: Sent, now_ns: int) -> None:
+        """Start a copy or a storage operation, or send a parcel to another engine.
+
+        The target learns of the arrival of a parcel, and the source, too, if it carries KV.
+        """
 
     def query(self, prefetch: Prefetch, now_ns: int) -> None:
         """Start to ask storage which pages of the prefetch it has.
@@ -64,16 +67,6 @@ class Io(Protocol):
         """
 
 
-class Link(Protocol):
-    """Carries KV and messages between engines; a real link needs to know what to copy."""
-
-    @property
-    def is_real(self) -> bool: ...
-
-    def send(self, parcel: Parcel, now_ns: int) -> None:
-        """Send a parcel; the target learns of its arrival, and of that of KV also the source."""
-
-
 class Runtime(Protocol):
     """The clock, copies, storage and executors of a run; `counters` count what storage did."""
 
@@ -82,9 +75,6 @@ class Runtime(Protocol):
 
     @property
     def io(self) -> Io: ...
-
-    @property
-    def link(self) -> Link: ...
 
     counters: Counter[str]
     has_storage: bool

@@ -7,31 +7,23 @@ token when all pages have arrived and the promised ones are restored.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.tiers.transfer import BackUp, Reported
+from hicache.cache.tiers.transfer import Reported
 from hicache.engine.loop import Engine, Flight
-from hicache.engine.ports import Link
 from hicache.policies.routing import Replica, Route, router_of
 from hicache.request import TOKEN_BYTES, Request
 from hicache.scheduler.batch import NOTHING, Extend, Outcome
-from hicache.scheduler.handover import Handover, News, Outage, Parcel, move_of, spans_to_send
+from hicache.scheduler.handover import Handover, News, Outage, Parcel, spans_to_send
 from hicache.scheduler.intake import DecodeScheduler, Intake
-from hicache.scheduler.request_state import RequestState, TokenRun
 from hicache.scheduler.sender import PrefillScheduler
 
 
 class RoleEngine(Engine):
-    """An engine of one role, which counts its busy time and that of its queue on its own."""
+    """An engine of one role, which may be lost for a while."""
 
-    link: Link
     is_losing = False
-
-    def _commit_steps(self, flight: Flight, num_steps: int, now_ns: int) -> None:
-        counters = self.cache.counters
-        counters[f"{self.role}/busy_ns"] -= counters["engine/busy_ns"]
-        super()._commit_steps(flight, num_steps, now_ns)
-        counters[f"{self.role}/busy_ns"] += counters["engine/busy_ns"]
 
     def complete(self, done: Reported | News, now_ns: int) -> None:
         if isinstance(done, Parcel):
@@ -70,10 +62,12 @@ class RoleEngine(Engine):
     def begin_later(self, now_ns: int) -> None:
         """Begin what has waited for the return of the engine."""
 
-    def note_backlog(self, now_ns: int) -> None:
-        backlog_ns = self.backlog_ns(now_ns)
-        for area in ("engine", self.role):  # up to the last arrival
-            self.cache.counters[f"{area}/backlog_ns"] = backlog_ns
+    def send(self, handover: Handover, now_ns: int, **what: Any) -> None:
+        """Send KV, or news about a handover, to the other engine that takes part in it."""
+        ends = handover.prefill, handover.decode
+        source, target = ends if self.role == "prefill" else reversed(ends)
+        parcel = Parcel(handover=handover, source=source, target=target, **what)
+        self.executor.submit(parcel, now_ns)
 
 
 class PrefillEngine(RoleEngine):
@@ -86,19 +80,18 @@ class PrefillEngine(RoleEngine):
     role = "prefill"
     scheduler: PrefillScheduler
 
-    def setup(self, link: Link, page_bytes: list[int]) -> None:
+    def setup(self, page_bytes: list[int]) -> None:
         self.scheduler.decode.held = []
         self.prompts: dict[int, Handover] = {}
         self.later: list[Handover] = []
-        self.link, self._page_bytes = link, page_bytes
+        self._page_bytes = page_bytes
 
     def take_parcel(self, parcel: Parcel, now_ns: int) -> None:
         handover = parcel.handover
-        request_id = handover.req.request.id
-        if handover in self.later or self.prompts.get(request_id) is handover:
+        if handover in self.later or self.prompts.get(handover.req.request.id) is handover:
             self._end(handover)
         elif not (handover.is_dead or parcel.num_bytes):
-            self.note_backlog(now_ns)
+            self.cache.counters["engine/backlog_ns"] = self.backlog_ns(now_ns)
             self.later.append(handover)
 
     def _end(self, handover: Handover) -> None:
@@ -107,18 +100,14 @@ class PrefillEngine(RoleEngine):
             self.later.remove(handover)
         elif handover.is_settled and handover.is_whole:  # even if the decode engine is lost
             self.scheduler.decode.release(handover.prompt)
-            if self.cache.tree.entries is not None:
-                self.cache.tree.entries.finished(handover.req.request, "finished")
             del self.prompts[request_id]
         elif handover.is_settled:  # else again when its KV has landed
             self._aborted.append(request_id)
 
     def take_in(self, now_ns: int) -> None:
         super().take_in(now_ns)
-        outcome = self.scheduler.ended.outcome
-        for req in outcome.aborted:
+        for req in self.scheduler.ended.take().aborted:
             del self.prompts[req.request.id]
-        outcome.aborted.clear()
         self.begin_later(now_ns)
 
     def begin_later(self, now_ns: int) -> None:
@@ -131,25 +120,18 @@ class PrefillEngine(RoleEngine):
                 self._prefill.enter(handover.prompt, now_ns)
 
     def wake(self, now_ns: int) -> Outcome:
-        outcome = super().wake(now_ns)
-        for req, reason in outcome.rejected:
+        for req, reason in super().wake(now_ns).rejected:
             handover = self.prompts.pop(req.request.id)
-            self._send_back(handover, now_ns, f"on the prefill engine: {reason}")
+            handover.is_dead = True
+            self.send(handover, now_ns, reason=f"on the prefill engine: {reason}")
         return NOTHING
 
     def _lose_requests(self, now_ns: int) -> None:
         for handover in [*self.prompts.values(), *self.later]:
             if not handover.is_dead:
-                handover.is_lost = True
-                self._send_back(handover, now_ns)
+                handover.is_lost = handover.is_dead = True
+                self.send(handover, now_ns)
             self._end(handover)
-
-    def _send_back(self, handover: Handover, now_ns: int, reason: str | None = None) -> None:
-        handover.is_dead = True
-        parcel = Parcel(
-            handover=handover, source=handover.prefill, target=handover.decode, reason=reason
-        )
-        self.link.send(parcel, now_ns)
 
     def _commit_steps(self, flight: Flight, num_steps: int, now_ns: int) -> None:
         super()._commit_steps(flight, num_steps, now_ns)
@@ -169,15 +151,8 @@ class PrefillEngine(RoleEngine):
         handover.num_sent += 1
         spans = spans_to_send(kinds, handover.promised_len, start, end, extend.req.target_len)
         num_bytes = sum((last - first) * self._page_bytes[kind] for kind, first, last in spans)
-        parcel = Parcel(
-            handover=handover,
-            source=handover.prefill,
-            target=handover.decode,
-            num_bytes=num_bytes or TOKEN_BYTES,  # the first token at least
-        )
-        if self.link.is_real:
-            parcel.moves = [move_of(kinds, handover, *span) for span in spans]
-        self.link.send(parcel, now_ns)
+        # the first token at least
+        self.send(handover, now_ns, num_bytes=num_bytes or TOKEN_BYTES, spans=spans)
 
 
 class DecodeEngine(RoleEngine):
@@ -185,24 +160,10 @@ class DecodeEngine(RoleEngine):
 
     role = "decode"
     scheduler: DecodeScheduler
-    _now_ns = 0
 
     @property
     def _intake(self) -> Intake:
         return self.scheduler.prefill
-
-    def submit(self, request: Request, now_ns: int, *, came_ns: int | None = None) -> None:
-        super().submit(request, now_ns, came_ns=came_ns)
-        self.note_backlog(now_ns)
-
-    def connect(self, number: int, choose: Callable[[RequestState], int]) -> None:
-        """Begin to use prefill engines; `choose` returns the number of that for a request."""
-
-        def send(handover: Handover) -> None:
-            parcel = Parcel(handover=handover, source=number, target=handover.prefill)
-            self.link.send(parcel, self._now_ns)
-
-        self._intake.connect(number, self.scheduler.decode, choose, send)
 
     def take_parcel(self, parcel: Parcel, now_ns: int) -> None:
         handover, intake = parcel.handover, self._intake
@@ -214,17 +175,14 @@ class DecodeEngine(RoleEngine):
             handover.arrived_ns = now_ns
 
     def take_in(self, now_ns: int) -> None:
-        offloads = self.scheduler.decode.offloads
-        for done in self._delivered if offloads else ():
-            if isinstance(done, BackUp) and done in offloads:
-                self.cache.outbox.append(offloads.pop(done))
         super().take_in(now_ns)
-        for handover in self._intake.restore():
-            self._intake.fail(handover, now_ns)
+        self._intake.restore(now_ns)
 
-    def wake(self, now_ns: int) -> Outcome:
-        self._now_ns = now_ns
-        return super().wake(now_ns)
+    def hand_out(self, now_ns: int) -> None:
+        for handover in self._intake.outbox:
+            self.send(handover, now_ns)
+        self._intake.outbox.clear()
+        super().hand_out(now_ns)
 
     def begin_later(self, now_ns: int) -> None:
         self._intake.is_closed = False
@@ -239,50 +197,32 @@ class DecodeEngine(RoleEngine):
         outcome.aborted.clear()
 
     def _plan(self, now_ns: int) -> None:
-        decode = self.scheduler.decode
-        num_free = self.scheduler.config.max_running - len(decode.running)
-        for req in self._intake.resumed():
-            decode.go_on(req)
-        for handover in self._intake.ready()[:num_free]:
-            req = self._intake.begin(handover, now_ns)
-            before = req.token_runs[-1][-1:] if req.token_runs else []
-            req.token_runs.append(TokenRun([*before, now_ns]))
-            decode.start(req, now_ns)
+        self._intake.begin_decoding(now_ns)
         super()._plan(now_ns)
 
 
-class Pairs:
-    """Chooses a decode engine and a prefill engine for each request.
+def route_pairs(
+    engines: Sequence[Engine], replicas: Sequence[Replica], num_prefill: int, rules: Sequence[Route]
+) -> Callable[[Request], int]:
+    """Return the router of decode engines, and connect them by the router of prefill engines.
 
-    The prefill engines come first in `engines`. `prefill` and `decode` are the rules of
-    both roles, and `show` returns what a rule sees of an engine.
+    The prefill engines come first in `engines`, in `replicas`, which are what routers see of them,
+    and in `rules`, of which the first and the last are used.
     """
 
-    def __init__(
-        self,
-        engines: Sequence[Engine],
-        num_prefill: int,
-        prefill: Route,
-        decode: Route,
-        show: Callable[[Engine], Replica],
-    ) -> None:
-        replicas = [show(each) for each in engines]
-        self._num_prefill = num_prefill
-        self._prefill = router_of(prefill, replicas[:num_prefill])
-        self._decode = router_of(decode, replicas[num_prefill:])
-        for number, engine in enumerate(engines):
-            if isinstance(engine, DecodeEngine):
-                engine.connect(number, self.prefill_of)
-        self._engines = engines
+    def router(rule: Route, numbers: range) -> Callable[[Request], int]:
+        choose = router_of(rule, replicas[numbers.start : numbers.stop])
 
-    def route(self, request: Request) -> int:
-        chosen = self._num_prefill + self._decode(request)
-        return self._present(chosen, range(self._num_prefill, len(self._engines)))
+        def route(request: Request) -> int:
+            chosen = numbers[choose(request)]
+            # the chosen engine, or the next one that is not lost, if there is any
+            later = [*range(chosen, numbers.stop), *numbers]
+            return next((n for n in later if not engines[n].is_gone), chosen)
 
-    def prefill_of(self, req: RequestState) -> int:
-        return self._present(self._prefill(req.request), range(self._num_prefill))
+        return route
 
-    def _present(self, chosen: int, numbers: range) -> int:
-        # the chosen engine, or the next one that is not lost, if there is any
-        later = [*numbers[numbers.index(chosen) :], *numbers]
-        return next((n for n in later if not self._engines[n].is_gone), chosen)
+    to_prefill = router(rules[0], range(num_prefill))
+    for number, engine in enumerate(engines):
+        if isinstance(engine, DecodeEngine):
+            engine.scheduler.prefill.connect(number, to_prefill)
+    return router(rules[-1], range(num_prefill, len(engines)))

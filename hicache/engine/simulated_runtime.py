@@ -62,7 +62,7 @@ class SimulatedRuntime:
             for each, own in rates.items()
         }
         ranks = [each for each in places for _ in range(num_ranks)]
-        self.io = self.link = (PeerIo if has_peers else SimulatedIo)(
+        self.io = (PeerIo if has_peers else SimulatedIo)(
             config.storage,
             self.stores,
             [parts[each] for each in ranks],

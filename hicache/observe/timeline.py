@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite, Work
+from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
 from hicache.clock import Clock
 from hicache.engine.loop import Engine
-from hicache.engine.ports import Executor, Io, Link
-from hicache.engine.roles import RoleEngine
+from hicache.engine.ports import Executor, Io
 from hicache.executor.completions import Delivery, StepRun
 from hicache.observe.explainer import Case
 from hicache.scheduler.batch import Batch
-from hicache.scheduler.handover import Outage, Parcel
+from hicache.scheduler.handover import Outage, Parcel, Sent
 from hicache.scheduler.queue_waits import NO_STEP, QueueWaits, Shortage
 from hicache.scheduler.request_state import RequestState
 
@@ -93,27 +92,18 @@ class Timeline:
     lives: dict[int, RequestState] = field(default_factory=dict)  # final states of requests
     cases: dict[int, Case] = field(default_factory=dict)  # why requests computed their tokens
     turns: dict[int, list[Turn]] = field(default_factory=dict)
-    open: dict[Work | Prefetch | Parcel, Transfer] = field(
-        default_factory=dict
-    )  # transfers under way
+    open: dict[Sent | Prefetch, Transfer] = field(default_factory=dict)  # transfers under way
 
     def watch(self, engine: Engine, number: int, executor: Executor) -> Executor:
         self.turns[number] = [Turn(0, NO_STEP)]
         engine.scheduler.prefill.queue_waits = RecordedWaits(self.turns[number])
-        if isinstance(engine, RoleEngine):
-            engine.link = _WatchedLink(engine.link, self)
         return _WatchedExecutor(executor, number, self)
 
     def watch_io(self, io: Io) -> Io:
         return _WatchedIo(io, self)
 
     def begin(
-        self,
-        what: Work | Prefetch | Parcel,
-        kind: str,
-        engine: int,
-        now_ns: int,
-        **about: int | None,
+        self, what: Sent | Prefetch, kind: str, engine: int, now_ns: int, **about: int | None
     ) -> None:
         transfer = Transfer(kind=kind, engine=engine, start_ns=now_ns, about=about)
         self.transfers.append(transfer)
@@ -134,7 +124,10 @@ class _WatchedExecutor:
     def is_fenced(self) -> bool:
         return self._inner.is_fenced
 
-    def submit(self, work: Work, now_ns: int) -> None:
+    def submit(self, work: Sent, now_ns: int) -> None:
+        if isinstance(work, Parcel) and work.num_bytes:
+            about = {"request": work.handover.req.request.id, "bytes": work.num_bytes}
+            self._begin(work, "handover", now_ns, **about, to=work.target)
         if isinstance(work, LoadBack | BackUp | StorageWrite):
             self._begin(work, KINDS[type(work)], now_ns, bytes=work.num_bytes)
         self._inner.submit(work, now_ns)
@@ -164,30 +157,13 @@ class _WatchedExecutor:
         )
         return run
 
-    def _begin(self, what: Work | Prefetch, kind: str, now_ns: int, **about: int | None) -> None:
+    def _begin(self, what: Sent | Prefetch, kind: str, now_ns: int, **about: int | None) -> None:
         self._timeline.begin(what, kind, self._engine, now_ns, **about)
 
 
 def _about(prefetch: Prefetch) -> dict[str, int | None]:
     about: dict[str, int | None] = {"request": prefetch.request_id, "pages": prefetch.num_pages}
     return about if prefetch.source is None else about | {"source": prefetch.source}
-
-
-class _WatchedLink:
-    def __init__(self, inner: Link, timeline: Timeline) -> None:
-        self._inner = inner
-        self._timeline = timeline
-
-    @property
-    def is_real(self) -> bool:
-        return self._inner.is_real
-
-    def send(self, parcel: Parcel, now_ns: int) -> None:
-        if parcel.num_bytes:
-            about = {"request": parcel.handover.req.request.id, "bytes": parcel.num_bytes}
-            about["to"] = parcel.target
-            self._timeline.begin(parcel, "handover", parcel.source, now_ns, **about)
-        self._inner.send(parcel, now_ns)
 
 
 class _WatchedIo:

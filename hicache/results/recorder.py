@@ -300,6 +300,9 @@ class Recorder:
         totals: Counter[str] = Counter()
         for counters in self._counters:
             totals.update(counters)
+        for engine in self._engines:
+            for name in ("busy_ns", "backlog_ns") if engine.role != "both" else ():
+                totals[f"{engine.role}/{name}"] += engine.cache.counters[f"engine/{name}"]
         return totals
 
     def _counters_at(self, now_ns: int) -> Counter[str]:

@@ -26,16 +26,14 @@ MEASURES = (
 )
 
 
-def as_sglang_reports(record: RequestRecord) -> tuple[int, int, int, int]:
-    """Return the hits of a request as SGLang's decode engine adds them up.
+def as_sglang_reports(record: RequestRecord) -> tuple[int, int]:
+    """Return the hits of a request as SGLang's decode engine adds them up: all, and on the device.
 
-    They are tokens in total, on device, on host and in storage, where hits from peers count too.
     Those that only the decode engine held count as device hits.
     """
-    stored_len = record.storage_hit_len + record.peer_hit_len
-    hits = record.device_hit_len, record.host_hit_len, stored_len
-    more = max(record.reused_len - sum(hits), 0)
-    return sum(hits) + more, hits[0] + more, hits[1], hits[2]
+    hits = record.prompt_len - record.computed_len
+    more = max(record.reused_len - hits, 0)
+    return hits + more, record.device_hit_len + more
 
 
 def role_measures(
@@ -55,22 +53,17 @@ def role_measures(
     answered = [record for record in records if record.output_len]
     for role in ROLES:
         own = [place.deployment for place in places if place.role == role]
-        offered_s = _offered_s(role, own[0].cost, answered)
-        backlog_s = counters[f"{role}/backlog_ns"] / SECOND_NS
-        share, backlog = (each / span_s / len(own) for each in (offered_s, backlog_s))
-        measures |= {
-            f"{role}/busy_s": counters[f"{role}/busy_ns"] / SECOND_NS * own[0].tp,
-            f"{role}/gpu_share": share,
-            f"{role}/backlog_share": backlog,
-            f"load/rho_{role}": max(share, backlog),
-        }
+        share = _offered_s(role, own[0].cost, answered) / span_s / len(own)
+        backlog = counters[f"{role}/backlog_ns"] / SECOND_NS / span_s / len(own)
+        measures[f"{role}/busy_s"] = counters[f"{role}/busy_ns"] / SECOND_NS * own[0].tp
+        measures[f"{role}/gpu_share"], measures[f"{role}/backlog_share"] = share, backlog
+        measures[f"load/rho_{role}"] = max(share, backlog)
     link_bytes_per_s = parallel.link_gbps * 1e9 * min(parallel.prefill, parallel.decode)
     reused = sum(record.reused_len for record in answered)
-    prompts = sum(record.prompt_len for record in answered)
     return measures | {
         "load/rho_link": counters["transfer/link_bytes"] / span_s / link_bytes_per_s,
         "decode/sglang_cached_tokens": sum(as_sglang_reports(record)[0] for record in answered),
-        "decode/reused_share": reused / prompts if prompts else 0.0,
+        "decode/reused_share": reused / max(sum(each.prompt_len for each in answered), 1),
         "gpu/busy_s": measures["prefill/busy_s"] + measures["decode/busy_s"],
         "gpu/prefill_s": measures["prefill/busy_s"],
     }

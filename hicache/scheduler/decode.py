@@ -117,8 +117,8 @@ class Decode:
         return steps
 
     def victim(self) -> RequestState:
-        """Return the request that is retracted next."""
-        return min(self.running, key=lambda each: (each.decoded, -each.request.prompt_len))
+        """Return the request that is retracted next, of equal ones the last, as in SGLang."""
+        return min(reversed(self.running), key=lambda req: (req.decoded, -req.request.prompt_len))
 
     def retract(self) -> RequestState:
         """Take the memory of the request with the least computed answer, and return the request.

@@ -7,14 +7,15 @@ sends the pages after them. One handover is one attempt; a request may need seve
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from hicache.cache.kinds import FULL, Kinds
-from hicache.cache.prefetch.prefetch import Prefetch
-from hicache.cache.tiers.transfer import Move
+from hicache.cache.kinds import FULL, MAMBA, Kinds
+from hicache.cache.tiers.transfer import Move, Work
 from hicache.scheduler.queue_waits import Cause
 from hicache.scheduler.request_state import RequestState
 
 # what a request spends before its first token, on the engine that computes its prompt
+COUNTED = ("recomputed_len", "retractions", "num_parts")
 SPENT = ("own_ns", "shared_ns", "fence_ns", "load_back_ns")
+Span = tuple[int, int, int]
 FOUND = ("device_len", "host_len", "storage_len", "peer_len", "computed_len", "admitted_ns")
 
 
@@ -58,13 +59,10 @@ class Handover:
         """Add to the request what its prompt has spent and found until `now_ns`."""
         req, prompt = self.req, self.prompt
         self.ended_ns = now_ns
-        req.recomputed_len += prompt.recomputed_len
-        req.retractions += prompt.retractions
-        req.num_parts += prompt.num_parts
+        for name in COUNTED if req.first_token_ns is not None else (*COUNTED, *SPENT):
+            setattr(req, name, getattr(req, name) + getattr(prompt, name))
         if req.first_token_ns is not None:
             return
-        for name in SPENT:
-            setattr(req, name, getattr(req, name) + getattr(prompt, name))
         if req.admitted_ns is None:
             req.storage_wait_ns += prompt.storage_wait_ns
             req.storage_waits += prompt.storage_waits
@@ -86,7 +84,8 @@ class Handover:
 class Parcel:
     """KV, or a message without bytes, that one engine sends to another for a handover.
 
-    Both engines learn when KV has arrived. `reason` is why a prefill engine can never compute the
+    Both engines learn when KV has arrived. `spans` are what it carries: kind, first page, end. A
+    Mamba state counts as one page. `reason` is why a prefill engine can never compute the
     prompt; None for all other parcels.
     """
 
@@ -94,8 +93,20 @@ class Parcel:
     source: int
     target: int
     num_bytes: int = 0
-    moves: Items[Move] = ()  # what a real link copies
+    spans: Items[Span] = ()
     reason: str | None = None
+
+    @property
+    def moves(self) -> list[Move]:
+        """The copies of its spans between the device pages of both engines."""
+        copies = []
+        for kind, first, end in self.spans:
+            source, target = (
+                (req.sequence.working_slot or []) if kind == MAMBA else req.sequence.pages[kind]
+                for req in (self.handover.prompt, self.handover.req)
+            )
+            copies.append(Move(kind, source[first:end], target[first:end]))
+        return copies
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -106,17 +117,16 @@ class Outage:
 
 
 News = Parcel | Outage  # what reaches an engine from outside, other than requests
-# what changes more than the room in memory
-NEWS = (Prefetch, Parcel, Outage)
+Sent = Work | Parcel  # what an engine's executor is told to do beside its steps
 
 
 def spans_to_send(
     kinds: Kinds, promised_len: int, start: int, end: int, target_len: int
-) -> list[tuple[int, int, int]]:
-    """Return what a parcel with tokens `[start, end)` of a prompt carries: kind, first page, end.
+) -> list[Span]:
+    """Return what a parcel with tokens `[start, end)` of a prompt carries.
 
     Only the last parcel, whose `end` is `target_len`, carries the last, partial page, the sliding
-    windows at the end, and the Mamba state, which counts as one page.
+    windows at the end, and the Mamba state.
     """
     size = kinds.page_size
     if end < target_len:
@@ -127,12 +137,3 @@ def spans_to_send(
         for kind, length in kinds.window_lens.items()
     ]
     return [(FULL, start // size, last), *windows, *((kind, 0, 1) for kind in kinds.points)]
-
-
-def move_of(kinds: Kinds, handover: Handover, kind: int, first: int, end: int) -> Move:
-    """Return the copy of a span between the device pages of both engines."""
-    source, target = (
-        (each.working_slot or []) if kind in kinds.points else each.pages[kind]
-        for each in (handover.prompt.sequence, handover.req.sequence)
-    )
-    return Move(kind, source[first:end], target[first:end])

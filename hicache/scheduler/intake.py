@@ -13,38 +13,38 @@ from math import ceil, inf
 from hicache.cache.kinds import FULL
 from hicache.cache.prefetch.prefetch import Phase
 from hicache.cache.prefix_cache import HIT_TIERS
-from hicache.cache.tiers.transfer import BackUp, LoadBack, StorageWrite
+from hicache.cache.tiers.transfer import LoadBack, StorageWrite
 from hicache.cache.tree.events import Demand, Purpose
 from hicache.cache.tree.keys import keys
 from hicache.cache.tree.node import HOST, NO_END, MatchResult
 from hicache.cache.tree.sequence import Sequence
 from hicache.clock import NEVER
 from hicache.config import ExperimentConfig
+from hicache.request import Request
+from hicache.rules import Rules
 from hicache.scheduler.admission import StepBudget, ceil_page
 from hicache.scheduler.batch import Batch
-from hicache.scheduler.decision import Defer, Reason
+from hicache.scheduler.decision import Admit, Decision, Defer, Reason, Reject
 from hicache.scheduler.decode import Decode
 from hicache.scheduler.handover import Handover
 from hicache.scheduler.prefill import Prefill
 from hicache.scheduler.prompts_together import make_retraction_room
-from hicache.scheduler.queue_waits import NO_STEP, Cause, Shortage
-from hicache.scheduler.request_state import RequestState
+from hicache.scheduler.queue_waits import NO_STEP, Shortage
+from hicache.scheduler.request_state import RequestState, TokenRun
 from hicache.scheduler.scheduler import Scheduler
 
 MOST_ATTEMPTS = 3  # to compute a prompt and to send its KV, before the request is rejected
 
 
 def needed_tokens(
-    req: RequestState, held_len: int, retractable: int, *, reserved: int, clip: int, page: int
+    req: RequestState, missing: int, running: Items[RequestState], rules: Rules, page: int
 ) -> int:
     """Return how many free tokens a request must find to be admitted on a decode engine.
 
-    `held_len` of its tokens are on the device; requests that could be retracted hold `retractable`
-    tokens.
+    `missing` of its tokens are not on the device; those of `running` requests could be retracted.
     """
-    missing = req.target_len - held_len
-    max_new = min(req.remaining_output, clip)
-    return max(ceil_page(missing, page) + reserved, missing + max_new - retractable)
+    answer = min(req.remaining_output, rules.clip_new_tokens) - retractable_tokens(running)
+    return max(ceil_page(missing, page) + rules.decode_reserved_tokens, missing + answer)
 
 
 def retractable_tokens(running: Items[RequestState]) -> int:
@@ -52,17 +52,16 @@ def retractable_tokens(running: Items[RequestState]) -> int:
     return sum(req.request.prompt_len + req.decoded for req in running)
 
 
-def promised_room(
-    running: Items[RequestState], num_active: int, *, reserved: int, clip: int
-) -> int:
+def promised_room(running: Items[RequestState], num_active: int, rules: Rules) -> int:
     """Return how many free tokens are kept for requests that were admitted.
 
-    Each of the `num_active` requests gets `reserved` tokens. All together, they get as many as the
-    largest running request needs if all others are retracted.
+    Each of the `num_active` requests gets the reserved tokens. All together, they get as many as
+    the largest running request needs if all others are retracted.
     """
-    retractable = retractable_tokens(running)
+    retractable, clip = retractable_tokens(running), rules.clip_new_tokens
     ends = [min(req.request.output_len, clip) + req.request.prompt_len for req in running]
-    return max(reserved * num_active, max(ends, default=retractable) - retractable)
+    largest = max(ends, default=retractable) - retractable
+    return max(rules.decode_reserved_tokens * num_active, largest)
 
 
 class Intake(Prefill):
@@ -70,28 +69,24 @@ class Intake(Prefill):
 
     `loading` holds the requests that are admitted, while their KV is restored and arrives.
     `handovers` has their current attempts by request id, and `draining` the pages of attempts that
-    failed, while KV may still arrive in them.
+    failed, while KV may still arrive in them. `outbox` has the handovers whose prefill engine must
+    learn that they have begun or ended. `decode` is the other half.
     """
 
-    more_len = 1  # other engines compute prompts, so a hit may cover all of one
     is_closed = False  # while the engine is lost
+    decode: "Receiver"
 
-    def connect(
-        self,
-        number: int,
-        decode: "Receiver",
-        choose: Callable[[RequestState], int],
-        send: Callable[[Handover], None],
-    ) -> None:
+    def connect(self, number: int, choose: Callable[[Request], int]) -> None:
         """Begin to take requests in.
 
-        `number` is that of this engine and `decode` its other half. `choose` returns the number of
-        the prefill engine for a request, and `send` tells that engine about a handover or its end.
+        `number` is that of this engine. `choose` returns the number of the prefill engine for a
+        request.
         """
         self.handovers: dict[int, Handover] = {}
         self.draining: list[tuple[Handover, RequestState]] = []
-        self._left: Handover | None = None  # of the request that was taken out last
-        self._number, self._decode, self._choose, self._send = number, decode, choose, send
+        self.outbox: list[Handover] = []
+        self._number, self._choose = number, choose
+        self._scan_limit = inf
 
     # -- the queue -----------------------------------------------------------------------------
 
@@ -106,7 +101,7 @@ class Intake(Prefill):
         if req.admitted_ns is not None:  # its first wait is over
             req.queue_mark = None
         if req.retractions:  # they come first; with their KV on the host, by order of retraction
-            is_saved = req.request.id in self._decode.saved
+            is_saved = req.request.id in self.decode.saved
             turn = self.counters["scheduler/retracted_count"] if is_saved else req.number
             req.place = (-inf, turn)
         super().queue(req)
@@ -117,48 +112,50 @@ class Intake(Prefill):
     # -- admission -----------------------------------------------------------------------------
 
     def plan(self, batch: Batch, budget: StepBudget, now_ns: int) -> Shortage:
-        if self.is_closed:
-            return NO_STEP
-        for req in list(self.waiting):
-            if budget.num_running + len(self.loading) >= self.config.max_running:
-                self.defer = Defer(Reason.running, stands=True)
-                return Shortage(Cause.running, req.request.id)
-            if self._is_asking(req, now_ns):
-                continue
-            lacks = self._admit(req, budget, now_ns)
-            if lacks is None:
-                continue
-            if self._is_final(batch, budget):
-                self._drop(req, f"needs more {lacks.reason} than the pools have")
-                continue
-            self._count_deferral(req, lacks.reason)
-            self.defer = lacks
-            return Shortage(Cause(lacks.reason), req.request.id)
-        return NO_STEP
+        return NO_STEP if self.is_closed else self.scan(batch, budget, now_ns)
+
+    def _num_active(self, batch: Batch, budget: StepBudget) -> int:
+        return budget.num_running + len(self.loading)
+
+    def _count_deferral(self, req: RequestState, reason: Reason) -> None:
+        if reason is not Reason.running:
+            super()._count_deferral(req, reason)
 
     def _drop(self, req: RequestState, why: str) -> None:
         if self.prefetcher is not None:
             self.prefetcher.abort(req.request.id)
-        self._decode.saved.pop(req.request.id, None)
+        self.decode.saved.pop(req.request.id, None)
         super()._drop(req, why)
 
-    def _is_asking(self, req: RequestState, now_ns: int) -> bool:
+    def _may_start(self, req: RequestState, batch: Batch, budget: StepBudget, now_ns: int) -> bool:
         prefetch = req.prefetch
         if prefetch is None or prefetch.phase is not Phase.asking:
             self._end_wait(req, now_ns)
-            return False
+            return True
         if req.blocked_since_ns is None and req.admitted_ns is None:
             self._begin_wait(req, now_ns)
-        return True
+        return False
 
-    def _admit(self, req: RequestState, budget: StepBudget, now_ns: int) -> Defer | None:
-        if req.request.id in self._decode.saved:
-            return self._resume(req)
+    def _decide(self, req: RequestState, batch: Batch, budget: StepBudget, now_ns: int) -> Decision:
+        is_saved = req.request.id in self.decode.saved
+        lacks = self._resume(req) if is_saved else self._admit(req, now_ns)
+        if lacks is not None and self._is_final(batch, budget):
+            return Reject(f"needs more {lacks.reason} than the pools have")
+        return lacks or Admit(0)
+
+    def _end_of_hits(self, req: RequestState) -> int:
+        windows, page = self.cache.tree.kinds.window_lens.values(), self._page
+        if not windows or self.cache.rules.decode_windows_on_host:
+            return req.target_len + 1  # other engines compute prompts, so a hit may cover all
+        # SGLang sends the window at the end whole (`_swa_tail_len`)
+        return max(req.target_len - 1 - max(*windows, page), 0) // page * page + 1
+
+    def _admit(self, req: RequestState, now_ns: int) -> Defer | None:
         match = self._match(req, refreshes=True)
         # its own path no longer counts as evictable
         lock = self.cache.tree.lock(match.device_node)
         try:
-            lacks = self._lacks(req, match, self._decode.running)
+            lacks = self._lacks(req, match)
             if lacks is not None:
                 return lacks
             handover = self._take(req, match)
@@ -166,7 +163,6 @@ class Intake(Prefill):
             self.cache.tree.release(lock)
         if handover is None:
             return Defer(Reason.tokens)
-        self.waiting.remove(req)
         self.loading.append(req)
         self.handovers[req.request.id] = handover
         req.defer_reason = None
@@ -174,51 +170,44 @@ class Intake(Prefill):
         handover.begun_ns = now_ns
         req.handovers.append(handover)
         req.reused_len = handover.promised_len
-        self._send(handover)
+        self.outbox.append(handover)
         return None
 
     def _resume(self, req: RequestState) -> Defer | None:
         # gives a retracted request new pages, and copies its KV into them
         match = self.cache.match(req.sequence, 0)
-        lacks = self._lacks(req, match, self._decode.running)
+        lacks = self._lacks(req, match)
         if lacks is not None:
             return lacks
-        length = self._decode.saved[req.request.id]
+        length = self.decode.saved[req.request.id]
         if self.cache.acquire(req.sequence, match) is None:
             return Defer(Reason.slots)
         if not self._append(req, 0, length):
             self.cache.abandon(req.sequence)
             return Defer(Reason.tokens)
-        self.waiting.remove(req)
         self.loading.append(req)
-        req.load_back = self._decode.resume(req)
+        req.load_back = self.decode.resume(req)
         return None
 
-    def _lacks(
-        self, req: RequestState, match: MatchResult, running: Items[RequestState]
-    ) -> Defer | None:
-        rules, page, cache = self.cache.rules, self._page, self.cache
-        reserved, clip = rules.decode_reserved_tokens, rules.clip_new_tokens
-        if self._decode.buffer_pages:
-            return self._lacks_buffer(req, running)
-        num_active = len(running) + len(self.loading)
-        length = self._decode.saved.get(req.request.id)
+    def _lacks(self, req: RequestState, match: MatchResult) -> Defer | None:
+        cache, running, page = self.cache, self.decode.running, self._page
+        if self.decode.buffer_pages:
+            return self._lacks_buffer(req)
+        num_active, rules = len(running) + len(self.loading), cache.rules
+        reserved = rules.decode_reserved_tokens
+        kept, pending = reserved * num_active, 0
+        length = self.decode.saved.get(req.request.id)
         if length is not None:  # it resumes if it fits as it is
             needed = least = ceil_page(length, page) + reserved
-            kept, pending = reserved * num_active, 0
         else:
-            held_len, retractable = match.device_prefix_len, retractable_tokens(running)
-            least = ceil_page(req.target_len - held_len, page) + reserved
-            needed = needed_tokens(
-                req, held_len, retractable, reserved=reserved, clip=clip, page=page
-            )
-            kept = promised_room(running, num_active, reserved=reserved, clip=clip)
-            pending = self._pending_restores()
+            missing = req.target_len - match.device_prefix_len
+            least = ceil_page(missing, page) + reserved
+            needed = needed_tokens(req, missing, running, rules, page)
+            kept, pending = promised_room(running, num_active, rules), self._pending_restores()
         if needed > cache.room() - kept - pending:
             # while requests decode, only the tokens that could be retracted grow
             stands = needed == least and kept == reserved * num_active
-            windows = bool(cache.tree.kinds.window_lens)
-            return Defer(Reason.tokens, stands=stands and not windows)
+            return Defer(Reason.tokens, stands=stands and not cache.tree.kinds.window_lens)
         for kind, window in cache.tree.kinds.window_lens.items():
             if ceil_page(window, page) + 2 * page > cache.room(kind):
                 return Defer(Reason.swa_tokens)
@@ -227,11 +216,11 @@ class Intake(Prefill):
                 return Defer(Reason.slots)
         return None
 
-    def _lacks_buffer(self, req: RequestState, running: Items[RequestState]) -> Defer | None:
+    def _lacks_buffer(self, req: RequestState) -> Defer | None:
         # with sparse attention, a request needs a buffer on the device, and host memory for its KV
-        num_pages, cache = self._decode.sparse_pages(req), self.cache
+        num_pages, cache = self.decode.sparse_pages(req), self.cache
         host = cache.pools[HOST][FULL].capacity
-        held = [each.request for each in (*running, *self.loading, req)]
+        held = [each.request for each in (*self.decode.running, *self.loading, req)]
         on_host = sum(-(-(each.prompt_len + each.output_len) // self._page) for each in held)
         if cache.available_size(FULL) < num_pages * self._page or (host or on_host) < on_host:
             return Defer(Reason.tokens, stands=True)
@@ -264,9 +253,9 @@ class Intake(Prefill):
         if not self._append(req, promised // page, req.target_len):
             self.cache.abandon(sequence)
             return None
-        handover = Handover(req, promised, self._choose(req), self._number)
+        handover = Handover(req, promised, self._choose(req.request), self._number)
         handover.is_restored = not is_read_later
-        handover.to_host = self._decode.buffer_pages > 0
+        handover.to_host = self.decode.buffer_pages > 0
         return handover
 
     def _acquired(self, req: RequestState, sequence: Sequence, match: MatchResult) -> int | None:
@@ -287,8 +276,8 @@ class Intake(Prefill):
         # that later tokens read. Without room, the caller gives up what the request holds
         cache, kinds, page, sequence = self.cache, self.cache.tree.kinds, self._page, req.sequence
         end = -(-target_len // page)
-        if self._decode.buffer_pages:
-            page_ids = cache.device.allocate(FULL, self._decode.sparse_pages(req))
+        if self.decode.buffer_pages:
+            page_ids = cache.device.allocate(FULL, self.decode.sparse_pages(req))
             sequence.pages[FULL] += page_ids or []
             sequence.num_pages = NO_END  # the rest is on the host
             return page_ids is not None
@@ -308,16 +297,12 @@ class Intake(Prefill):
 
     # -- what arrives --------------------------------------------------------------------------
 
-    def restore(self) -> list[Handover]:
-        """Restore promised tokens whose read from storage has ended; return broken promises."""
-        broken = []
-        for handover in list(self.handovers.values()):
-            prefetch = handover.req.prefetch
-            if handover.is_restored or prefetch is None or not prefetch.is_settled:
-                continue
-            if not self._restore(handover):
-                broken.append(handover)
-        return broken
+    def restore(self, now_ns: int) -> None:
+        """Restore promised tokens whose read from storage has ended, or fail the attempt."""
+        waiting = [each for each in self.handovers.values() if not each.is_restored]
+        read = [each for each in waiting if each.req.prefetch and each.req.prefetch.is_settled]
+        for handover in [each for each in read if not self._restore(each)]:
+            self.fail(handover, now_ns)
 
     def _restore(self, handover: Handover) -> bool:
         req, cache = handover.req, self.cache
@@ -339,37 +324,25 @@ class Intake(Prefill):
         req.sequence, handover.is_restored = whole, True
         return True
 
-    def ready(self) -> list[Handover]:
-        """Return the requests that can decode: their KV has arrived and is restored."""
-        in_flight = self.cache.in_flight
-        return [
-            each
-            for each in self.handovers.values()
-            if each.has_arrived and each.is_restored and each.req.load_back not in in_flight
-        ]
-
-    def resumed(self) -> list[RequestState]:
-        """Take out the retracted requests whose KV is on the device again."""
+    def begin_decoding(self, now_ns: int) -> None:
+        """Let the requests decode whose KV is complete, first those that were retracted."""
         in_flight, handovers = self.cache.in_flight, self.handovers
-        back = [
-            req
-            for req in self.loading
-            if req.request.id not in handovers and req.load_back not in in_flight
-        ]
-        for req in back:
+        back = [req for req in self.loading if req.load_back not in in_flight]
+        for req in sorted(back, key=lambda req: req.request.id in handovers):
+            handover = handovers.get(req.request.id)
+            if handover is not None and not (handover.has_arrived and handover.is_restored):
+                continue
             self.loading.remove(req)
             req.load_back = None
-        return back
-
-    def begin(self, handover: Handover, now_ns: int) -> RequestState:
-        """Take a request out whose KV is complete."""
-        req = handover.req
-        self.loading.remove(req)
-        del self.handovers[req.request.id]
-        handover.account(now_ns)
-        req.load_back = None
-        req.cached_len, req.kv_len = handover.promised_len, req.target_len
-        return req
+            if handover is None:
+                self.decode.go_on(req)
+                continue
+            del handovers[req.request.id]
+            handover.account(now_ns)
+            req.cached_len, req.kv_len = handover.promised_len, req.target_len
+            before = req.token_runs[-1][-1:] if req.token_runs else []
+            req.token_runs.append(TokenRun([*before, now_ns]))
+            self.decode.start(req, now_ns)
 
     def fail(self, handover: Handover, now_ns: int, reason: str | None = None) -> None:
         """End an attempt that failed: queue the request again, or reject it after some attempts.
@@ -403,7 +376,7 @@ class Intake(Prefill):
         self.draining.append((handover, stand_in))
         if not handover.is_dead:  # else the other engine knows
             handover.is_dead = True
-            self._send(handover)
+            self.outbox.append(handover)
         self.drain()
 
     def drain(self) -> None:
@@ -415,7 +388,7 @@ class Intake(Prefill):
                 self.cache.abandon(req.sequence)
 
     def take_out(self, request_id: int) -> RequestState | None:
-        handover = self._left = self.handovers.get(request_id)
+        handover = self.handovers.get(request_id)
         if handover is None:
             return super().take_out(request_id)
         self._take_back(handover)
@@ -423,9 +396,10 @@ class Intake(Prefill):
 
     def leave_queue(self, req: RequestState, now_ns: int) -> None:
         super().leave_queue(req, now_ns)
-        self._decode.saved.pop(req.request.id, None)
-        if self._left is not None:
-            self._left.account(now_ns)
+        self.decode.saved.pop(req.request.id, None)
+        for handover in req.handovers[-1:]:
+            if handover.ended_ns is None:
+                handover.account(now_ns)
 
 
 class Receiver(Decode):
@@ -433,27 +407,24 @@ class Receiver(Decode):
 
     With sparse attention, a request holds `buffer_pages` on the device, and all its index keys.
     `saved` has the KV lengths of retracted requests whose KV is on the host, by request id.
-    `offloads` has what is written to storage when its copy to the host has ended.
     """
 
     def setup(self, settings: ExperimentConfig, page_bytes: Items[int]) -> None:
-        config, max_len = settings.parallel, settings.model.max_len
-        self._kv_share = settings.model.kv_share
-        keeps = config.decode_cache in ("device", "tiers")
-        self.has_cache = keeps and config.sparse_tokens is None
+        config, page, sparse = settings.parallel, self._page, settings.parallel.sparse_tokens
+        self._kv_share, self._page_bytes = settings.model.kv_share, page_bytes
+        self._offloads = config.decode_cache == "offload"
+        self.has_cache = config.decode_cache in ("device", "tiers") and sparse is None
         if not self.has_cache:
             self._answer_pages = None
-        self.offloads: dict[BackUp, StorageWrite] = {}
         self.saved: dict[int, int] = {}
-        sparse, page = config.sparse_tokens, self._page
         # SGLang adds a page to each buffer
         self.buffer_pages = 0 if sparse is None else -(-sparse // page) + 1
-        self._offloads = config.is_offloading
-        self._page_bytes = page_bytes
-        device = self.cache.device_pages or 0
-        # SGLang's size of the pool for retracted requests
-        most = max(device // 5, -(-min(max_len - 1, device * page) // page))
-        self._pool_pages = most if config.retraction == "host_pool" else 0
+        # where KV is kept in SGLang: in a pool if the engine caches nothing, else in free memory
+        self._pool_pages = inf if config.retraction == "host_pool" else 0
+        if self._pool_pages and config.decode_cache == "none":
+            device = self.cache.device_pages or 0
+            longest = -(-min(settings.model.max_len - 1, device * page) // page)
+            self._pool_pages = max(device // 5, longest)
 
     def sparse_pages(self, req: RequestState) -> int:
         """Return the device pages of a request: a buffer of full KV, and index keys of its tokens.
@@ -465,7 +436,7 @@ class Receiver(Decode):
         return ceil(self.buffer_pages * share + num_pages * (1 - share))
 
     def start(self, req: RequestState, now_ns: int) -> None:
-        if self.has_cache:
+        if self.has_cache and not self._has_states:  # else it has no state within the prompt
             self.cache.publish(req.sequence, req.target_len // self._page)
         super().start(req, now_ns)
 
@@ -492,7 +463,7 @@ class Receiver(Decode):
         held = sum(-(-length // self._page) for length in self.saved.values())
         if held + num_pages <= self._pool_pages:
             self.saved[req.request.id] = kv_len
-            self.cache.save_aside(num_bytes, is_fence=True)
+            self.cache.save_aside(num_bytes)
         make_retraction_room(self.cache, len(self.running))
         return req
 
@@ -519,8 +490,7 @@ class Receiver(Decode):
         write = StorageWrite(
             keys=list(keys(names, FULL)), parts=parts, num_bytes=0, is_given_away=True
         )
-        num_bytes = len(names) * self._page_bytes[FULL]
-        self.offloads[self.cache.save_aside(num_bytes, is_fence=False)] = write
+        self.cache.save_aside(len(names) * self._page_bytes[FULL], write)
         self.cache.counters["decode/offloaded_pages"] += len(names)
 
 

@@ -63,7 +63,6 @@ class Prefill:
         listener: receives the events of requests; None means no listener.
     """
 
-    more_len = 0  # 1 if a hit may cover a whole prompt; 0 if its last token is always computed
     late_slots = False  # whether a request gets its state slots after it is admitted
     # whether windows are freed when the next step is planned, with `compat.rules.trims_leaves`
     may_leave_at_plan = False
@@ -104,6 +103,7 @@ class Prefill:
         self._held = NO_STEP  # what the requests lack that the policy held back in this step
         self._listener = listener
         self._num_submitted = 0
+        self._scan_limit: float = cache.rules.scan_limit
 
     def _admission_of(self, window_charge: WindowCharge) -> Admission:
         return Admission(self.cache, self.config, window_charge)
@@ -131,7 +131,7 @@ class Prefill:
 
     def enter(self, req: RequestState, now_ns: int) -> None:
         """Queue a request, and start its prefetch from storage."""
-        request, end = req.request, req.target_len + self.more_len
+        request, end = req.request, self._end_of_hits(req)
         if self.prefetcher is None:
             match = look(self.cache.tree, req.tokens, end - 1, request.namespace)
             self._note(req, match)
@@ -258,7 +258,7 @@ class Prefill:
                 decision = self._decide(req, batch, budget, now_ns)
             else:
                 num_blocked += 1
-                if num_blocked >= self.cache.rules.scan_limit:
+                if num_blocked >= self._scan_limit:
                     return Shortage(Cause.scan_limit)
                 continue
             match decision:
@@ -411,9 +411,12 @@ class Prefill:
         return self.cache.tree.lock(match.device_node if self.late_slots else match.best_node)
 
     def _match(self, req: RequestState, *, refreshes: bool) -> MatchResult:
-        match = self.cache.match(req.sequence, req.target_len + self.more_len, refreshes=refreshes)
+        match = self.cache.match(req.sequence, self._end_of_hits(req), refreshes=refreshes)
         self._note(req, match)
         return match
+
+    def _end_of_hits(self, req: RequestState) -> int:
+        return req.target_len  # the token before it is always computed
 
     def _note(self, req: RequestState, match: MatchResult) -> None:
         if self._listener is not None:

@@ -26,7 +26,7 @@ class Sender(Decode):
     def release(self, req: RequestState) -> None:
         """Leave a prompt to the cache, and free the rest of its memory."""
         self.held.remove(req)
-        self.keep(req)
+        self.finish(req)
 
 
 class PrefillScheduler(Scheduler):

@@ -12,6 +12,7 @@ from hicache.request import TOKEN_BYTES
 from hicache.results.metrics import RequestRecord, Status, summarize
 from hicache.results.roles import as_sglang_reports
 from hicache.results.verdict import in_short, objections
+from hicache.rules import Rules
 from hicache.runs import goodput
 from hicache.runs.schema import config_of
 from hicache.scheduler.intake import Receiver, needed_tokens, promised_room
@@ -160,9 +161,7 @@ def test_after_storage_breaks_its_promise_the_decode_engine_promises_only_what_i
 # -- what is counted ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("reused_len", "reported"), [(3072, (3072, 2560, 0, 512)), (512, (1024, 512, 0, 512))]
-)
+@pytest.mark.parametrize(("reused_len", "reported"), [(3072, (3072, 2560)), (512, (1024, 512))])
 def test_hits_of_both_roles_are_added_up_as_sglang_reports_them(reused_len, reported):
     record = RequestRecord(
         id=0,
@@ -185,7 +184,7 @@ def test_shared_prefix_counts_once_in_each_role():
     requests = [request_of(n, [*prompt, 5000 + n], [1], n * 10**11) for n in range(2)]
     records, _ = run(requests)
     assert (records[1].device_hit_len, records[1].reused_len) == (1984, 1984)
-    assert as_sglang_reports(records[1]) == (1984, 1984, 0, 0)
+    assert as_sglang_reports(records[1]) == (1984, 1984)
 
 
 def test_goodput_is_found_with_roles_and_the_verdict_names_the_overloaded_role():
@@ -207,15 +206,16 @@ def test_goodput_is_found_with_roles_and_the_verdict_names_the_overloaded_role()
 
 
 def test_admission_reserves_tokens_for_each_request_or_room_for_the_largest():
-    world = {"reserved": 512, "clip": 4096}
+    rules = Rules(decode_reserved_tokens=512, clip_new_tokens=4096)
     req, other = (_state(fresh(n, 1000, answers)) for n, answers in ((0, 100), (1, 4000)))
     # whole pages behind the prefix, and the reserve; or the whole answer, less what is retractable
-    assert needed_tokens(req, 256, 0, page=64, **world) == 768 + 512
-    assert needed_tokens(other, 256, 0, page=64, **world) == 744 + 4000
-    assert needed_tokens(other, 256, 4000, page=64, **world) == 768 + 512
+    assert needed_tokens(req, 744, [], rules, 64) == 768 + 512
+    assert needed_tokens(other, 744, [], rules, 64) == 744 + 4000
+    running = [_state(fresh(2, 4000, 1))]
+    assert needed_tokens(other, 744, running, rules, 64) == 768 + 512
     other.remaining_output -= 500
-    assert promised_room([other], 3, **world) == 5000 - 1500
-    assert promised_room([other], 8, **world) == 8 * 512
+    assert promised_room([other], 3, rules) == 5000 - 1500
+    assert promised_room([other], 8, rules) == 8 * 512
 
 
 def _state(request):
@@ -408,12 +408,12 @@ def test_policies_of_both_roles_are_called_when_a_request_arrives_and_ends(polic
     ("words", "message"),
     [
         (["parallel.decode=0"], "must both be 0 or both be above 0"),
-        (["parallel.replicas=2"], "need parallel.replicas=1"),
+        (["parallel.replicas=2"], "do not support parallel.replicas=2"),
         (["executor=torch", "model=tiny_hybrid"], "do not support executor.kind=torch"),
         (["compat=vllm_0_33"], "do not support"),
         (["model=gemma3_27b", "compat=sglang_0_5_23"], "parallel.decode_cache=tiers"),
         (["parallel.retraction=host_pool", "model=qwen3_next_80b"], "host_pool with Mamba states"),
-        (["parallel.faults.gone_engine=2"], "must be below 2, got 2"),
+        (["parallel.faults.gone_engine=2"], "gone_engine=2 of 2"),
     ],
 )
 def test_settings_that_separate_roles_do_not_support_are_refused(words, message):

@@ -106,11 +106,14 @@ class DecodeServer:
             kv_checksum_computer=None,
             random_seed=0,
             server_args=None,
-            sliding_window_size=None,
+            sliding_window_size=pools.window_len or None,
             spec_algorithm=SpeculativeAlgorithm.NONE,
             model_config=SimpleNamespace(num_hidden_layers=1),
             tp_worker=SimpleNamespace(
-                is_hybrid_swa=False, model_runner=SimpleNamespace(kv_cache_dtype_str="bfloat16")
+                is_hybrid_swa=pools.window_len > 0,
+                model_runner=SimpleNamespace(
+                    kv_cache_dtype_str="bfloat16", swa_max_total_num_tokens=pools.swa_tokens
+                ),
             ),
             batch_result_processor=SimpleNamespace(_maybe_update_reasoning_tokens=_nothing),
             metrics_reporter=SimpleNamespace(enable_metrics=False),
@@ -171,7 +174,8 @@ class DecodeServer:
         admitted, failed = self._queue.pop_preallocated()
         self._begin(resumed)
         assert not failed, f"{failed} failed"
-        assert len(admitted) < 2, f"{len(admitted)} were admitted at once"
+        if len(admitted) > 1:
+            raise DivergedError
         found = self._queue.found
         if holds and admitted:
             admitted[0].kv_receiver.poll = lambda: KVPoll.Transferring

@@ -70,12 +70,15 @@ class BackUp(Transfer):
     """A copy of cached data from device to host.
 
     If `is_fence` is True, the source pages are already free. The next step of the engine must then
-    wait for the copy.
+    wait for the copy. The work `then` begins when the copy has ended.
     """
 
-    starts: dict[int, int]  # by kind: pages [start, node.end) have a new host copy
-    points: list[tuple[int, Node]]  # (kind, node): states with a new host copy
+    # by kind: pages [start, node.end) have a new host copy
+    starts: dict[int, int] = field(default_factory=dict)
+    # (kind, node): states with a new host copy
+    points: list[tuple[int, Node]] = field(default_factory=list)
     is_fence: bool
+    then: "StorageWrite | None" = None
 
     @property
     def first_page(self) -> int:

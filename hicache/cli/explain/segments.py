@@ -96,6 +96,14 @@ def attempts_of(life: RequestState, until_ns: int) -> list[Handover]:
     return [each for each in life.handovers if (each.begun_ns or 0) < until_ns]
 
 
+def steps_of_prompt(
+    record: RequestRecord, attempts: Sequence[Handover], steps: Mapping[int, Steps], until_ns: int
+) -> list[Step]:
+    """Return the steps that computed parts of a prompt and ended by a time, by engine."""
+    engines = dict.fromkeys([each.prefill for each in attempts] or [record.engine])
+    return [step for each in engines for step in steps[each].extending(record.id, until_ns)]
+
+
 def _computed(
     record: RequestRecord,
     attempts: Sequence[Handover],
@@ -106,19 +114,14 @@ def _computed(
     # from the admission to the first token
     last = attempts[-1] if attempts else None
     computed_ns = until_ns if last is None or last.computed_ns is None else last.computed_ns
-    engines = dict.fromkeys([each.prefill for each in attempts] or [record.engine])
     engine = last.prefill if last is not None else record.engine
-    extending = [
-        (step, number)
-        for number in engines
-        for step in steps[number].extending(record.id, computed_ns)
-    ]
-    for step, number in sorted(extending, key=lambda each: each[0].end_ns):
+    extending = steps_of_prompt(record, attempts, steps, computed_ns)
+    for step in sorted(extending, key=lambda each: each.end_ns):
         start_ns = max(step.start_ns, at_ns)  # chunks may overlap on pipeline stages
         computing_ns = min(max(step.start_ns + step.load_stall_ns, start_ns), step.end_ns)
-        yield Segment("prefill", "held", at_ns, start_ns, number)
-        yield Segment("load_back", "layers", start_ns, computing_ns, number)
-        yield Segment("prefill", "step", computing_ns, step.end_ns, number)
+        yield Segment("prefill", "held", at_ns, start_ns, step.engine)
+        yield Segment("load_back", "layers", start_ns, computing_ns, step.engine)
+        yield Segment("prefill", "step", computing_ns, step.end_ns, step.engine)
         at_ns = step.end_ns
     yield Segment("prefill", "held", at_ns, computed_ns, engine)
     if last is not None:

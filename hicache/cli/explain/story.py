@@ -7,7 +7,7 @@ from itertools import groupby
 from hicache.cache.kinds import FULL, MAMBA
 from hicache.cache.prefetch.prefetch import Phase, Prefetch
 from hicache.cli.explain.rerun import Rerun
-from hicache.cli.explain.segments import Segment, Steps, attempts_of, segments_of
+from hicache.cli.explain.segments import Segment, Steps, attempts_of, segments_of, steps_of_prompt
 from hicache.observe.reasons import REASONS, Span
 from hicache.results.metrics import QUEUE_CAUSES, RequestRecord, Status
 from hicache.scheduler.handover import Handover
@@ -63,9 +63,7 @@ class Storyteller:
         arrival_ns = record.arrival_ns
         came_len = self._run.timeline.cases[record.id].came_len
         attempts = attempts_of(life, record.first_token_ns or record.finish_ns or 0)
-        who = "the scheduler first"
-        if attempts:
-            who = self._run.engine_name(attempts[-1].prefill)
+        who = self._run.engine_name(attempts[-1].prefill) if attempts else "the scheduler first"
         yield (
             arrival_ns,
             f"arrived {_seconds(arrival_ns)} into the run; {came_len:,} tokens of its prompt "
@@ -202,10 +200,7 @@ class Storyteller:
         self, record: RequestRecord, life: RequestState, attempts: Sequence[Handover]
     ) -> Iterator[tuple[int, str]]:
         until_ns = record.first_token_ns or record.finish_ns or 0
-        engines = dict.fromkeys([each.prefill for each in attempts] or [record.engine])
-        steps = [
-            step for each in engines for step in self._steps[each].extending(record.id, until_ns)
-        ]
+        steps = steps_of_prompt(record, attempts, self._steps, until_ns)
         if not steps or life.admitted_ns is None:
             return
         parts = record.prefill_for_ns

@@ -30,7 +30,7 @@ from hicache.engine.ranks.agreement import (
 from hicache.executor.completions import StepEnds, StepRun
 from hicache.request import Request
 from hicache.scheduler.batch import Batch, Outcome
-from hicache.scheduler.handover import News
+from hicache.scheduler.handover import News, Sent
 
 WHOLE_DIGEST_EVERY = 1024  # steps; in between, only traffic digests are compared
 
@@ -70,7 +70,7 @@ class RankExecutor:
         self.inner = inner
         self.queries: list[Prefetch] = []
         self.reads: list[Prefetch] = []
-        self.submitted: list[Work] = []
+        self.submitted: list[Sent] = []
         self._run: StepRun | None = None
         self._collective_ns = to_ns(collective_s)
         self._ranks = ranks
@@ -80,7 +80,7 @@ class RankExecutor:
     def is_fenced(self) -> bool:
         return any(each.inner.is_fenced for each in self._ranks)
 
-    def submit(self, work: Work, now_ns: int) -> None:
+    def submit(self, work: Sent, now_ns: int) -> None:
         self.submitted.append(work)
         self.inner.submit(work, now_ns)
 

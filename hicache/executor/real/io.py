@@ -19,7 +19,6 @@ from hicache.cache.tiers.transfer import (
     LoadBack,
     StorageDelete,
     StorageWrite,
-    Work,
 )
 from hicache.cache.tree.keys import Key, key_bytes, kinds_of
 from hicache.clock import NEVER, SECOND_NS, Clock
@@ -29,7 +28,7 @@ from hicache.executor.real.copy_streams import CopyEvent
 from hicache.executor.real.model_runner import ModelRunner
 from hicache.executor.storage_script import Ask, Item, Store, read_script, write_script
 from hicache.scheduler.batch import Batch
-from hicache.scheduler.handover import Parcel
+from hicache.scheduler.handover import Parcel, Sent
 from hicache.storage.guards.breaker import BreakerStorage
 
 POLL_NS = 200_000  # between two polls
@@ -112,14 +111,12 @@ class TorchIo:
                 done.append(delivery)
         return done
 
-    is_real = True
-
-    def send(self, parcel: Parcel, now_ns: int) -> None:
+    def send(self, parcel: Parcel) -> None:
         """Copy KV between the devices of two engines, or pass on a message."""
         event = None
-        if parcel.moves:
+        if moves := parcel.moves:
             source, target = self.runners[parcel.source], self.runners[parcel.target]
-            event = target.receive(source.pools, parcel.moves)
+            event = target.receive(source.pools, moves)
         self.counters["transfer/link_bytes"] += parcel.num_bytes
         self._parcels.append((parcel, event))
 
@@ -303,7 +300,10 @@ class TorchExecutor:
         self._io = io
         self._engine = io.attach(runner)
 
-    def submit(self, work: Work, now_ns: int) -> None:
+    def submit(self, work: Sent, now_ns: int) -> None:
+        if isinstance(work, Parcel):
+            self._io.send(work)
+            return
         if isinstance(work, StorageWrite):
             self._io.write(self._engine, work)
             return

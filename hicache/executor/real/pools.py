@@ -125,7 +125,7 @@ class TorchPools:
         """
         ids = {each.kind: (_int32(each.sources), _int32(each.targets)) for each in moves}
         for ours, theirs in zip(self.ranks, source.ranks, strict=True):
-            table = there(ours.from_peer(theirs))
+            table = there(ours.table("device", theirs))
             self.plane.load_items(
                 table, load_of(table, ids), torch.zeros_like(self.landed), num_programs=None
             )

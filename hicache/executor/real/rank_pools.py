@@ -90,8 +90,8 @@ class RankPools:
             f"{chr(KEY_TAGS[kind])}{line}" for kind in buffers for line in self.stored.layout(kind)
         )
         self.saves = {kind: self._save(its) for kind, its in buffers.items()}
-        self.loads = self._loads("host")  # of all kinds
-        self.copies = self._loads("device")  # of states, to other slots
+        self.loads = self.table("host")  # of all kinds
+        self.copies = self.table("device")  # of states, to other slots
         self._bytes = {kind: slab.numpy() for kind, slab in self.host.items()}
         # checksum of each host item, computed by the copy or read that wrote it; for a kind that is
         # coded on the way, the host computes it on demand
@@ -194,33 +194,20 @@ class RankPools:
             return None
         return Transfer(buffers, self._spec.plane)
 
-    def _loads(self, source: str) -> LoadTable | None:
-        is_within = source == "device"
-        chosen = [
-            LoadBuffer(
-                each.layer,
-                kind,
-                getattr(each, source),
-                each.device,
-                None if is_within else each.form,
-            )
-            for kind, its in self._buffers.items()
-            for each in its
-            if (kind == MAMBA or not is_within) and len(getattr(each, source)) and len(each.device)
-        ]
-        return load_table(chosen, len(self._spec.model.layer_words)) if chosen else None
-
-    def from_peer(self, peer: "RankPools") -> LoadTable | None:
-        """Return the table of copies from another engine's device memory to this one's."""
+    def table(self, source: str, peer: "RankPools | None" = None) -> LoadTable | None:
+        """Return the table of copies to the device from the memory `source`, ours or a peer's."""
         pairs = [
             (kind, ours, theirs)
             for kind, buffers in self._buffers.items()
-            for ours, theirs in zip(buffers, peer._buffers[kind], strict=True)
+            for ours, theirs in zip(buffers, (peer or self)._buffers[kind], strict=True)
+            if peer is not None or source == "host" or kind == MAMBA
         ]
         chosen = [
-            LoadBuffer(ours.layer, kind, theirs.device, ours.device, None)
+            LoadBuffer(
+                ours.layer, kind, origin, ours.device, ours.form if source == "host" else None
+            )
             for kind, ours, theirs in pairs
-            if len(ours.device) and len(theirs.device)
+            if len(origin := getattr(theirs, source)) and len(ours.device)
         ]
         return load_table(chosen, len(self._spec.model.layer_words)) if chosen else None
 

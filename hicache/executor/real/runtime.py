@@ -77,7 +77,7 @@ class TorchRuntime:
         self._storages = [each for each in opened if each is not None]
         self.has_storage = bool(self._storages)
         self.io = TorchIo(config.storage, [each.storage for each in self._storages])
-        self.clock = self.link = self.io
+        self.clock = self.io
         self.counters: Counter[str] = self.io.counters
 
     def executor(self, cache: PrefixCache) -> TorchExecutor:

@@ -19,7 +19,6 @@ from hicache.cache.tiers.transfer import (
     LoadBack,
     StorageDelete,
     StorageWrite,
-    Work,
 )
 from hicache.cache.tree.keys import Key
 from hicache.clock import Clock, Stall, to_ns
@@ -31,7 +30,7 @@ from hicache.executor.simulated.stores import KeyStore
 from hicache.executor.storage_script import Ask, Load, read_script, write_script
 from hicache.models.cost import CostModel, ForwardCost
 from hicache.scheduler.batch import Batch
-from hicache.scheduler.handover import Outage, Parcel
+from hicache.scheduler.handover import Outage, Parcel, Sent
 
 Wait = tuple[int, int, tuple[str, ...]]  # (latency in ns, bytes moved after it, links crossed)
 IoJob = Generator[Wait, None, None]
@@ -259,19 +258,13 @@ class SimulatedIo:
             yield waited_ns, 0, ()
         self._done.append((engine, work))
 
-    is_real = False
-
-    def send(self, parcel: Parcel, now_ns: int) -> None:
-        """Send KV or a message from one engine to another."""
-        self.begin(self._send(parcel), now_ns)
-
     def _lose(self, engine: int) -> IoJob:
         faults = self._faults
         for time_s, is_over in ((faults.gone_from_s, False), (faults.gone_for_s, True)):
             yield to_ns(time_s), 0, ()
             self._done.append((engine, Outage(is_over=is_over)))
 
-    def _send(self, parcel: Parcel) -> IoJob:
+    def send(self, parcel: Parcel) -> IoJob:
         source, target, handover = parcel.source, parcel.target, parcel.handover
         number, links = handover.num_sent, [f"sends{source}", f"receives{target}"]
         if handover.to_host:
@@ -414,8 +407,8 @@ class SimulatedExecutor:
         """
         return self._io.fences[self._engine] > 0
 
-    def submit(self, work: Work, now_ns: int) -> None:
-        """Start a copy or a storage operation.
+    def submit(self, work: Sent, now_ns: int) -> None:
+        """Start a copy or a storage operation, or send a parcel to another engine.
 
         A copy of a Mamba state within the device takes no extra time: the cost of steps includes
         it.
@@ -428,7 +421,8 @@ class SimulatedExecutor:
         if isinstance(work, StorageWrite):
             self._io.enqueue("write", self._io.write(self._engine, work, self._page_bytes), now_ns)
             return
-        self._io.begin(self._io.copy(self._engine, work), now_ns)
+        job = self._io.send(work) if isinstance(work, Parcel) else self._io.copy(self._engine, work)
+        self._io.begin(job, now_ns)
 
     def query(self, prefetch: Prefetch, now_ns: int) -> None:
         self._io.enqueue(f"query{self._engine}", self._io.query(self._engine, prefetch), now_ns)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hicache.cache.tiers.transfer import BackUp, LoadBack, Work
+from hicache.cache.tiers.transfer import BackUp, LoadBack
 from hicache.cache.tree.keys import Key
 from hicache.clock import Stall
 from hicache.executor.completions import StepEnds, StepRun
@@ -11,6 +11,7 @@ from hicache.executor.simulated.executor import IoJob, SimulatedExecutor
 from hicache.executor.simulated.stores import KeyStore
 from hicache.models.cost import CostModel
 from hicache.scheduler.batch import Batch
+from hicache.scheduler.handover import Sent
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class PipelineExecutor(SimulatedExecutor):
         """When stage 0 can begin another batch."""
         return self.stages[0].free_ns
 
-    def submit(self, work: Work, now_ns: int) -> None:
+    def submit(self, work: Sent, now_ns: int) -> None:
         if isinstance(work, BackUp | LoadBack):
             self._io.begin(self._copy(work, now_ns), now_ns)
         else:

@@ -52,7 +52,7 @@ def _keep_shapes() -> None:
         self.shape, self.numel, text = types[sizes]
         self.name = f"<{text}, {element_ty}>"
 
-    def tensor_of(self: Any, handle: Any, type: Any) -> None:  # noqa: A002 - as it is called
+    def tensor_of(self: Any, handle: Any, type: Any) -> None:
         self.handle, self.type, self.dtype = handle, type, type.scalar
         sizes = tuple(type.shape) if type.is_block() else ()
         if sizes not in shapes:

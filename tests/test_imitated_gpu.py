@@ -182,7 +182,11 @@ SCRIPTS = {
 }
 SOAK = {
     "the bench of copies runs its peers and operations": (BENCH,),
-    "all tests of kernels for a GPU pass": (TESTS, "tests/kernels", "tests/executor/test_step_on_gpu.py"),
+    "all tests of kernels for a GPU pass": (
+        TESTS,
+        "tests/kernels",
+        "tests/executor/test_step_on_gpu.py",
+    ),
 }
 
 

@@ -226,9 +226,8 @@ def test_a_hash_key_that_a_full_disk_cut_off_is_replaced(tmp_path):
     assert (tmp_path / "key").stat().st_size == 32
 
 
-@pytest.mark.parametrize(
-    "name", ["chat_completions", "vllm_kv_events"]
-)  # the latter shares blocks between sessions
+# the second log shares blocks between sessions
+@pytest.mark.parametrize("name", ["chat_completions", "vllm_kv_events"])
 def test_an_anonymous_copy_has_the_same_requests_and_prefixes_and_no_text(tmp_path, name):
     source = Path(__file__).parents[1] / f"workload/fixtures/{name}.jsonl"
     anonymize.main([str(source), str(tmp_path / "copy.jsonl")])

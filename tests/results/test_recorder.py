@@ -41,6 +41,7 @@ def engine(*, waiting=0, running=0, used=0):
     return SimpleNamespace(
         cache=SimpleNamespace(counters=counters, fates=fates, tree=tree, pools=pools),
         scheduler=SimpleNamespace(waiting=[None] * waiting, running=[None] * running),
+        role="both",
         backlog_ns=lambda now_ns: now_ns // 10,
         catch_up=caught_up.append,
         caught_up=caught_up,

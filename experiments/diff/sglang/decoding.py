@@ -186,7 +186,10 @@ class DecodeServer:
             self._side.cache.check_hicache_events()
             ready.extend(self._transfers.pop_transferred())
             status = [each.hicache_restore_status for each in self._transfers.queue]
-            return not status or (holds and status[0] != HiCacheRestoreResult.PENDING)
+            # without a host tier nothing is restored, and the status never changes
+            restores = self._scheduler.enable_decode_hicache
+            is_restored = not restores or status[:1] != [HiCacheRestoreResult.PENDING]
+            return not status or (holds and is_restored)
 
         wait_for(is_done, "a restore")
         if self._transfers.queue:

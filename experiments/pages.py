@@ -302,7 +302,8 @@ def text_of(name: str, finding: Finding, stored: Mapping[str, Any], canary: str)
         parts.append(claims_table(finding, results))
     stamp = f"Made at {made['commit']} on {made['date']}, {made['machine']}"
     stamp += f", {made['minutes']:.0f} min of processor time" if made["minutes"] else ""
-    stamp += f": `python -m experiments.pages {name}`."
+    option = " --long" if made.get("is_long") else ""
+    stamp += f": `python -m experiments.pages {name}{option}`."
     if canary != made["canary"]:
         stamp += " **Stale:** its canary's summary has changed since."
     return "\n\n".join([*parts, stamp]) + "\n"
@@ -352,7 +353,8 @@ def remake(name: str, finding: Finding, *, long: bool = False) -> None:
     if "conditions" in finding:
         stored["results"] = run(finding, {})
         minutes += _minutes(stored["results"])
-    _store(name, finding, stored, made_now(round(minutes, 1), canary_of(finding)))
+    made = made_now(round(minutes, 1), canary_of(finding))
+    _store(name, finding, stored, made | ({"is_long": True} if long else {}))
 
 
 def add(name: str, finding: Finding) -> None:

@@ -443,9 +443,9 @@ class PrefixCache:
             self._writer.on_backed_up(transfer)
         for host_lock in transfer.host_locks:
             self.tree.release(host_lock)
-        # the device may hold what was locked by now
-        for host_lock in transfer.host_locks if self._is_exclusive else ():
-            self.host.leave(host_lock.node)
+        if self._is_exclusive:  # the device may hold what was locked by now
+            for host_lock in transfer.host_locks:
+                self.host.leave(host_lock.node)
 
     @property
     def is_in_use(self) -> bool:

@@ -301,8 +301,9 @@ class Recorder:
         for counters in self._counters:
             totals.update(counters)
         for engine in self._engines:
-            for name in ("busy_ns", "backlog_ns") if engine.role != "both" else ():
-                totals[f"{engine.role}/{name}"] += engine.cache.counters[f"engine/{name}"]
+            if engine.role != "both":
+                for name in ("busy_ns", "backlog_ns"):
+                    totals[f"{engine.role}/{name}"] += engine.cache.counters[f"engine/{name}"]
         return totals
 
     def _counters_at(self, now_ns: int) -> Counter[str]:

@@ -12,7 +12,8 @@ from hicache.cache.tiers.transfer import Move, Work
 from hicache.scheduler.queue_waits import Cause
 from hicache.scheduler.request_state import RequestState
 
-# what a request spends before its first token, on the engine that computes its prompt
+# of the engine that computes the prompt: counts of a request, and what it spends before its first
+# token
 COUNTED = ("recomputed_len", "retractions", "num_parts")
 SPENT = ("own_ns", "shared_ns", "fence_ns", "load_back_ns")
 Span = tuple[int, int, int]

@@ -299,9 +299,13 @@ class Intake(Prefill):
 
     def restore(self, now_ns: int) -> None:
         """Restore promised tokens whose read from storage has ended, or fail the attempt."""
-        waiting = [each for each in self.handovers.values() if not each.is_restored]
-        read = [each for each in waiting if each.req.prefetch and each.req.prefetch.is_settled]
-        for handover in [each for each in read if not self._restore(each)]:
+        broken = []
+        for handover in self.handovers.values():
+            prefetch = handover.req.prefetch
+            is_read = prefetch is not None and prefetch.is_settled
+            if is_read and not handover.is_restored and not self._restore(handover):
+                broken.append(handover)
+        for handover in broken:
             self.fail(handover, now_ns)
 
     def _restore(self, handover: Handover) -> bool:
@@ -397,9 +401,8 @@ class Intake(Prefill):
     def leave_queue(self, req: RequestState, now_ns: int) -> None:
         super().leave_queue(req, now_ns)
         self.decode.saved.pop(req.request.id, None)
-        for handover in req.handovers[-1:]:
-            if handover.ended_ns is None:
-                handover.account(now_ns)
+        if req.handovers and req.handovers[-1].ended_ns is None:
+            req.handovers[-1].account(now_ns)
 
 
 class Receiver(Decode):

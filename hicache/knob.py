@@ -113,7 +113,7 @@ def inert_knobs(
                 continue
             needs = [need.partition("=") for need in only.split(" or ")]
             is_met = any(
-                place == prefix + item.name or _has_value(attrgetter(place)(top or config), values)
+                place == prefix + item.name or _is_met(place, values, top or config)
                 for place, _, values in needs
             )
             if not is_met:
@@ -121,8 +121,9 @@ def inert_knobs(
     return found
 
 
-def _has_value(value: object, allowed: str) -> bool:
-    if isinstance(value, int) and allowed.endswith(".."):  # this number or a larger one
-        return value >= int(allowed[:-2])
+def _is_met(place: str, allowed: str, config: Any) -> bool:
+    value = attrgetter(place.removesuffix(">"))(config)
+    if place.endswith(">"):  # `place` and `allowed` are the two sides of "parallel.pp>=2"
+        return bool(value >= int(allowed))
     name = value.name if isinstance(value, Enum) else str(value)
     return name in allowed.split(",") or (":" in name and ":" in allowed)

@@ -217,6 +217,13 @@ def test_a_signal_passes_through_a_class_of_the_user(error):
         raise error
 
 
+def test_an_optional_package_that_is_missing_is_named_with_the_command_that_installs_it(capsys):
+    assert report_error(ModuleNotFoundError("No module named 'wandb'", name="wandb.sdk")) == 2
+    told = "wandb is not installed: pip install 'hicache[wandb]'"
+    assert told in capsys.readouterr().err
+    assert report_error(ModuleNotFoundError("No module named 'numby'", name="numby")) == 1
+
+
 def test_an_error_of_the_library_asks_for_a_report(capsys):
     assert report_error(AssertionError("two pages have one id")) == 1
     first, *lines = capsys.readouterr().err.splitlines()

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from hicache.runs import checks
+
 ROOT = Path(__file__).parents[2]
 # Imports what a run needs once, and forks for each command line: the child continues below the
 # loop, as if just started. A function that returns at once stands in for hicache.experiment.run.
@@ -165,6 +167,12 @@ def locked(directory):
         yield
     finally:
         os.close(holder)
+
+
+def test_a_directory_can_be_locked_again_once_it_is_unlocked(tmp_path):
+    for _ in range(2):
+        with checks.locked(tmp_path), pytest.raises(checks.BusyError):
+            checks.lock(tmp_path)
 
 
 def test_a_run_prints_its_summary_and_leaves_its_files_in_the_directory_it_prints_last(ordinary):
@@ -433,14 +441,20 @@ def test_a_job_that_another_process_is_running_is_reported_and_not_run_again(pro
     assert not {"error.txt", "summary.json"} & names_in(job)
 
 
-@pytest.mark.parametrize("grid", ["0,1,5,0", "0"])
-def test_a_sweep_into_the_directory_of_another_sweep_is_refused(program, sweep, grid):
+@pytest.mark.parametrize(
+    ("grid", "job"),
+    [
+        (["seed=0,1,5,0"], "0_root=missing,seed=0"),
+        (["seed=0"], "0_root=missing,seed=0"),
+        (["storage.root=missing,null", "seed=0,7"], "1_root=missing,seed=1"),
+    ],
+)
+def test_a_sweep_into_the_directory_of_another_sweep_is_refused(program, sweep, grid, job):
     directory = last_line(sweep)
     before = contents_of(directory)
-    done = program("-m", "name=grid", f"seed={grid}", f"hydra.sweep.dir={directory}")
+    done = program("-m", *grid, "name=grid", f"hydra.sweep.dir={directory}")
     assert done.returncode == 2
-    told = "contains job 0_root=missing,seed=0 of another sweep, which was storage.root"
-    assert told in done.stderr
+    assert f"contains job {job} of another sweep, which was storage.root" in done.stderr
     assert contents_of(directory) == before
 
 

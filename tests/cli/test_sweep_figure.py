@@ -97,6 +97,7 @@ def test_no_two_lines_look_alike(names):
     looks = looks_of(names)
     assert len({(look["color"], look["marker"]) for look in looks.values()}) == min(len(names), 49)
     assert len({tuple(look.values()) for look in looks.values()}) == len(names)
+    assert len({look["ls"] for look in [*looks.values()][:49]}) == 1
 
 
 def test_points_are_medians_and_those_of_overloaded_runs_are_hollow():

@@ -302,6 +302,14 @@ def test_the_gap_oracle_evicts_sessions_that_never_return_first_then_the_last_to
     assert sorted(range(3), key=lambda each: policy._score(entry(each, used=0))) == [2, 0, 1]
 
 
+def test_the_context_of_a_session_includes_the_answer_of_its_last_request() -> None:
+    request = turn(0, 1, "ls", length=100)
+    request.output_len = 30
+    policy, clock = made(Mori, [request, turn(1, 1)])
+    serve(policy, clock, request, 0, 1, 2)
+    assert policy.sessions[1].context_len == 130
+
+
 def test_policies_that_read_the_clock_refuse_several_ranks() -> None:
     world = SimpleNamespace(config=config_of("model=llama3_8b", "parallel.ranks=2"))
     with pytest.raises(ValueError, match="ranks=1"):

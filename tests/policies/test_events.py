@@ -5,6 +5,9 @@ from functools import cache
 import pytest
 
 from hicache.cache.checked import PolicyError
+from hicache.cache.kinds import FULL, MAMBA
+from hicache.engine.build import world_of
+from hicache.engine.deployment import deploy
 from hicache.experiment import run
 from hicache.results.metrics import Result, Status, summarize
 from hicache.runs.schema import config_of
@@ -31,6 +34,18 @@ def summary_of(result: Result) -> object:
 def summary(*settings: str) -> object:
     """The summary of a run of the hybrid model."""
     return summary_of(run_of("qwen3_next_80b", "parallel.tp=8", *settings))
+
+
+def test_the_world_of_a_policy_has_the_sizes_of_the_tiers_and_the_number_of_engines():
+    config = config_of("model=qwen3_next_80b", *SMALL["qwen3_next_80b"], "parallel.replicas=3")
+    deployment = deploy(config)
+    world = world_of(config, deployment, lambda: 0)
+    assert world.rates.num_engines == 3
+    for tier, room in (("device", deployment.device), ("host", deployment.host)):
+        full, mamba = (room.counts[kind] for kind in (FULL, MAMBA))
+        assert world.capacity[tier] == {"full": full, "mamba": mamba}
+    full, mamba = (world.unit_bytes["device"][kind] for kind in ("full", "mamba"))
+    assert full == deployment.kinds.page_bytes[FULL] < mamba
 
 
 @pytest.mark.parametrize(

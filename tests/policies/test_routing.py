@@ -120,7 +120,9 @@ def test_scored_counts_a_match_on_the_host_and_scored_device_does_not():
 
 def test_the_score_of_an_engine_falls_with_the_memory_that_requests_hold():
     engines = engines_that_served(OTHER, OTHER)
+    pages = engines[0].cache.device_pages
     engines[0].cache.device.allocate(FULL, 10)
+    assert [each.free_share for each in replicas_of(engines)] == [1 - 10 / pages, 1]
     assert choice(Scored(), engines, range(64)) == 1
 
 

@@ -56,6 +56,16 @@ def test_cache_hits_do_not_count_against_the_tokens_of_a_chunk() -> None:
     assert step(world) == ([2, 3], [])
 
 
+def test_decode_steps_up_to_the_end_of_an_answer_are_planned_at_once() -> None:
+    world = world_of(100)
+    world.submit(fresh(1, 20, 10))
+    world.submit(fresh(2, 20, 30))
+    step(world)  # both prompts; the first token of each answer
+    batch, _ = world.scheduler.plan_once(0)
+    assert batch is not None
+    assert (ids(batch.decodes), batch.num_steps) == ([1, 2], 9)
+
+
 def test_idle_engine_resets_the_reserved_share_of_answers() -> None:
     world = world_of(40, new_token_ratio=0.7, new_token_ratio_decay_steps=10)
     ratio = world.scheduler.prefill.admission.new_token_ratio

@@ -149,6 +149,7 @@ def test_a_trace_without_answers_gets_the_configured_length(tmp_path):
     found = load_rows(tmp_path, rows, answer_tokens=7)
     assert lengths(found) == [(1024, 7)] * 3
     assert found.counts == {}
+    assert "each has 7 tokens (workload.answer_tokens)" in "".join(found.notes)
 
 
 def test_notes_name_at_most_eight_reasons(tmp_path):

@@ -196,9 +196,6 @@ def appends(session: Session) -> None:
         wanted = pool.clone()
         naive_append(wanted, table, tiles, keys, values)
         ours = partial(append, pool, table, tiles, keys, values)
-        ours()
-        if not torch.equal(pool, wanted):
-            raise RuntimeError(f"append for {name} differs from its reference")
         position = 3 + torch.arange(num_rows, device=bench.device)
         place = (table.long()[:, position // page] * page + position % page).flatten()
         rows = [each.flatten(0, 1) for each in (keys, values)]
@@ -209,6 +206,10 @@ def appends(session: Session) -> None:
                 target.index_copy_(0, place, source)
 
         for who, launch in (("ours", ours), ("torch", by_torch)):
+            pool.zero_()
+            launch()
+            if not torch.equal(pool, wanted):
+                raise RuntimeError(f"append for {name}, {who}, differs from its reference")
             repeated = graphed(launch, times=20) if bench.on_gpu else launch
             session.time("append", f"{name}, {who}", repeated, 20 * 2 * keys.nbytes, launches=20)
 

@@ -11,7 +11,7 @@ from hicache.cache.kinds import FULL
 from hicache.cli.explain.command import lines, main
 from hicache.cli.explain.rerun import rerun
 from hicache.cli.explain.segments import Steps, segments_of
-from hicache.cli.explain.story import _headline, _size
+from hicache.cli.explain.story import _headline, _seconds, _size
 from hicache.cli.explain.trace import events_of, write_trace
 from hicache.observe.timeline import KINDS
 from hicache.results.metrics import HANDOVER_PARTS, TTFT_PARTS, Status, summarize
@@ -245,6 +245,19 @@ def test_the_evictions_that_caused_a_miss_add_up_to_its_tokens(again):
     assert evicted
     for span in evicted:
         assert sum(each.num_pages for each in span.evictions) * page == span.num_tokens
+
+
+def test_an_eviction_is_dated_from_the_arrival_of_the_request_that_misses_its_pages(again):
+    dated = Counter()
+    for id, case in again.timeline.cases.items():
+        told = "\n".join(lines(again, [id], 0))
+        for span in (span for part in case.spans for span in part if len(span.evictions) == 1):
+            late_ns = span.evictions[0].when_ns - again.records[id].arrival_ns
+            when = "after" if late_ns >= 0 else "before"
+            assert f"evicted {_seconds(abs(late_ns))} {when} its arrival" in told
+            dated[when] += 1
+    assert dated["before"]
+
 
 
 def test_the_command_explains_sessions_by_their_ids_and_writes_a_trace(

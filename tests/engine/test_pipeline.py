@@ -67,10 +67,11 @@ def test_layers_are_divided_as_sglang_does_or_as_given() -> None:
             layers_of_stages(61, pp, given)
 
 
-def test_61_layers_in_four_stages_leave_a_sixteenth_of_three_hosts_unused() -> None:
+@pytest.mark.parametrize("host_format", ["plain", "fp8"])
+def test_61_layers_in_four_stages_leave_a_sixteenth_of_three_hosts_unused(host_format) -> None:
     config = config_of(
         *("model=deepseek_v3", "hardware=h200", "parallel.tp=2", "parallel.pp=4"),
-        *("cache.host_gib=512", "storage=none"),
+        *("cache.host_gib=512", "storage=none", f"cache.host_format={host_format}"),
     )
     deployment = deploy(config)
     assert deployment.num_devices == 8

@@ -187,6 +187,12 @@ def test_shared_prefix_counts_once_in_each_role():
     assert as_sglang_reports(records[1]) == (1984, 1984)
 
 
+def test_requests_whose_answer_is_one_token_occupy_prefill_engines_only():
+    requests = [request_of(n, range(2000 * n, 2000 * n + 1000), [1], n * 10**9) for n in range(2)]
+    _, measures = run(requests)
+    assert measures["decode/gpu_share"] == 0 < measures["prefill/gpu_share"]
+
+
 def test_goodput_is_found_with_roles_and_the_verdict_names_the_overloaded_role():
     words = ("workload.num_sessions=10", "goodput.num_rates=2", "engine.check_invariants=false")
     config = config_of(*BASE, *words, "goodput.ttft_s=60", "goodput.tpot_s=1")

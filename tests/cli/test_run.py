@@ -360,6 +360,8 @@ def test_a_run_into_the_directory_of_another_run_is_refused(program, used):
     before = contents_of(used)
     done = program("name=first", "seed=1", f"hydra.run.dir={used}")
     assert "another configuration (seed was 0 and is 1)" in sentence_of(done)
+    done = program("name=first", "seed=1", "cache.page_size=32", f"hydra.run.dir={used}")
+    assert "(seed was 0 and is 1, cache.page_size was 64 and is 32)" in sentence_of(done)
     assert contents_of(used) == before
 
 

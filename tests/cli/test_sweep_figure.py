@@ -71,6 +71,12 @@ def test_names_on_the_axis_are_complete_and_do_not_overlap(names):
     assert max(box.x1 for box in boxes) <= figure.bbox.x1
 
 
+@pytest.mark.parametrize(("low", "scale"), [(0.99, "log"), (1.01, "linear"), (0, "linear")])
+def test_an_axis_is_logarithmic_if_its_values_span_a_factor_of_thirty(low, scale):
+    groups = [group({"size": size}, value) for size, value in enumerate((low, 30))]
+    assert drawn(groups).axes[0].get_yscale() == scale
+
+
 @pytest.mark.parametrize(("low", "high"), [(1.6, 61), (0.08, 3), (0.003, 300), (1e-4, 1e5)])
 def test_numbers_on_a_logarithmic_axis_are_plain_and_do_not_overlap(low, high):
     groups = [group({"size": size}, value) for size, value in enumerate((low, high))]

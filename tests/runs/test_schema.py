@@ -238,6 +238,13 @@ def test_checkpoint_tokens_has_no_effect_only_if_no_choice_uses_it(overrides, is
     assert ("cache.checkpoint_tokens" in inert) is is_inert
 
 
+@pytest.mark.parametrize(("stages", "is_inert"), [(1, True), (2, False), (4, False)])
+def test_stage_layers_has_no_effect_only_with_one_stage(stages, is_inert):
+    inert = inert_knobs(load(f"parallel.pp={stages}", "parallel.tp=1"), GROUPS)
+    assert ("parallel.stage_layers" in inert) is is_inert
+    assert inert["parallel.link_gbps"] == "parallel.decode>=1 or storage.kind=peers"
+
+
 def test_a_setting_of_one_option_selects_that_option_unless_one_is_typed():
     told = ["-m", "model.from_hf=x", "seed=0,1"]
     assert schema.with_implied(told) == [*told, "model=from_hf"]

@@ -259,7 +259,6 @@ def test_an_eviction_is_dated_from_the_arrival_of_the_request_that_misses_its_pa
     assert dated["before"]
 
 
-
 def test_the_command_explains_sessions_by_their_ids_and_writes_a_trace(
     tmp_path, capsys, monkeypatch
 ):

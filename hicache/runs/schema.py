@@ -22,7 +22,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from hicache.config import WORKLOADS, ExperimentConfig, WorkloadConfig
-from hicache.models import HardwareConfig
+from hicache.models import HardwareConfig, ModelConfig
 from hicache.models.hugging_face import read_model
 from hicache.models.own_table import read_table
 from hicache.models.shapes import least_tp
@@ -125,9 +125,7 @@ def register() -> None:
     for key in root.model:  # each model's file gives every value; missing values are derived
         root.model[key] = MISSING
     store.store(name="schema", node=root)
-    for group in fields(ExperimentConfig):
-        if isinstance(group.type, type) and is_dataclass(group.type):
-            store.store(group=group.name, name="schema", node=_writable(group.type))
+    store.store(group="model", name="schema", node=_writable(ModelConfig))
     for kind in {*WORKLOADS.values()}:
         store.store(group="workload", name=kind.__name__, node=_writable(kind))
     # separates runs that start in the same microsecond; cached: one value per sweep

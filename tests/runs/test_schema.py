@@ -111,7 +111,7 @@ def test_tests_parse_each_file_of_conf_once(monkeypatch):
     assert len(schema._composed.__wrapped__("model=llama3_8b")) == len(before)
 
 
-def test_every_group_of_the_config_is_in_conf_and_has_the_defaults_of_its_dataclass():
+def test_a_group_has_an_option_of_conf_or_the_defaults_of_its_dataclass():
     groups = {
         item.name: item.type
         for item in fields(ExperimentConfig)
@@ -119,7 +119,8 @@ def test_every_group_of_the_config_is_in_conf_and_has_the_defaults_of_its_datacl
     }
     defaults = OmegaConf.load(CONF / "config.yaml").defaults
     listed = [next(iter(entry)) for entry in defaults if not isinstance(entry, str)]
-    assert sorted(listed[: len(groups)]) == sorted(groups)
+    with_files = {name for name in groups if (CONF / name).is_dir()}
+    assert with_files == set(listed[: len(with_files)])
     config = load("workload=chat")  # builtin brings a host
     for group in ("parallel", "cache", "prefetch", "scheduler", "executor", "engine", "tracker"):
         assert getattr(config, group) == groups[group]()

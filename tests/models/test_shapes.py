@@ -29,7 +29,7 @@ def load(cls: type, group: str, name: str) -> Any:
     schema, nodes = thaw(OmegaConf.structured(cls)), []
     while name != "schema":  # a file may build on another one
         nodes.append(OmegaConf.load(CONF / group / f"{name}.yaml"))
-        name, last = nodes[-1].pop("defaults")
+        name, last = nodes[-1].pop("defaults", ("schema", "_self_"))
         assert last == "_self_"
     return OmegaConf.to_object(OmegaConf.merge(schema, *reversed(nodes)))
 

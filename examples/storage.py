@@ -1,7 +1,7 @@
 """A storage engine of one file per page, in 45 lines. At the root of the repository:
 
 hicache check-storage examples.storage:Folder
-hicache run storage.kind=examples.storage:Folder storage.root=pages workload.limit=100
+hicache run storage.kind=examples.storage:Folder storage.root=outputs/folder workload.limit=100
 """
 
 from pathlib import Path

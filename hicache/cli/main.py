@@ -1,6 +1,7 @@
 """The `hicache` command: one subcommand per program."""
 
 import gc
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -46,6 +47,8 @@ def main() -> None:
     if module.startswith("experiments.") and not _is_checkout():
         sys.exit(f"hicache {name} needs the repository: run it at the root of a checkout")
     sys.argv[:2] = [f"hicache {name}"]
+    # its threads take longer to start than numpy to import, and nothing here multiplies matrices
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         gc.disable()
         command = import_module(module)

@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hicache.clock import SECOND_NS
 from hicache.observe.reasons import REASONS
 from hicache.results.metrics import PREFILL_CAUSES, QUEUE_CAUSES, RequestRecord, Status
@@ -105,10 +107,27 @@ def write_requests(out_dir: Path, records: Sequence[RequestRecord]) -> Path:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    types = dict.fromkeys(TEXTS, pa.string()) | {f"{name}_s": pa.float64() for name in SECONDS}
-    schema = pa.schema([(name, types.get(name, pa.int64())) for name in columns])
-    pq.write_table(pa.table(columns, schema=schema), out_dir / FILES[0])
+    table = {name: _array(name, values) for name, values in columns.items()}
+    pq.write_table(pa.table(table), out_dir / FILES[0])
     return out_dir / FILES[0]
+
+
+def _array(name: str, values: Sequence[Any]) -> "pa.Array":
+    # `pa.array` would import pandas, which takes longer than a small run
+    import pyarrow as pa
+
+    buffers: list[Any]
+    if name in TEXTS:
+        kind, texts = pa.string(), [(each or "").encode() for each in values]
+        buffers = [np.cumsum([0, *map(len, texts)], dtype=np.int32), b"".join(texts)]
+    else:
+        is_time = name.removesuffix("_s") in SECONDS
+        kind = pa.float64() if is_time else pa.int64()
+        buffers = [np.array([each or 0 for each in values], np.float64 if is_time else np.int64)]
+    known = np.packbits(np.array([each is not None for each in values], bool), bitorder="little")
+    return pa.Array.from_buffers(
+        kind, len(values), [pa.py_buffer(each) for each in (known, *buffers)]
+    )
 
 
 def read_requests(run_dir: Path) -> "pd.DataFrame":

@@ -154,6 +154,7 @@ class WandbMode(Enum):
     """How a run is reported to Weights & Biases."""
 
     disabled = "disabled"  # not at all
+    sweeps = "sweeps"  # each job of a sweep as with offline, a single run not at all
     offline = "offline"  # in files that `wandb sync` can upload
     online = "online"  # uploaded during the run
 
@@ -925,7 +926,7 @@ class EngineConfig:
 class TrackerConfig:
     """Where a run reports its metrics, besides the files that it always writes."""
 
-    wandb_mode: WandbMode = WandbMode.offline
+    wandb_mode: WandbMode = WandbMode.sweeps
     project: str = "hicache"  # Name of the Weights & Biases project.
     # Log a table with one row per request to Weights & Biases, beside the file of requests.
     wandb_requests: bool = False

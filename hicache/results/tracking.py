@@ -19,7 +19,7 @@ from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 from urllib.parse import urlparse
 
 from hicache.config import TrackerConfig, WandbMode
@@ -195,20 +195,23 @@ def _open_wandb(tracker: TrackerConfig, **about: Any) -> "wandb.Run | None":
     mode = tracker.wandb_mode
     if mode is WandbMode.disabled:
         return None
-    if mode is WandbMode.offline and find_spec("wandb") is None:
+    if mode is not WandbMode.online and find_spec("wandb") is None:
         _say_not_installed()
         return None
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb  # import only if needed: it takes half a second
 
-    # W&B imports its launcher of jobs for inputs that no run here has
+    # W&B imports its launcher of jobs for inputs that no run here has, and pandas for each picture
     wandb.Run._detect_and_apply_job_inputs = lambda _: None  # type: ignore[method-assign,assignment]
+    wandb.util.pd_available = False  # compares names of types instead
 
-    def start(mode: WandbMode) -> "wandb.Run":
+    def start(mode: Literal["online", "offline"]) -> "wandb.Run":
+        if mode == "offline":
+            wandb.setup(wandb.Settings(mode="offline"))  # without W&B's own telemetry
         return wandb.init(
             project=tracker.project,
-            mode=mode.value,
+            mode=mode,
             reinit="create_new",  # a sweep opens several runs in one process
             settings=wandb.Settings(
                 console="off",
@@ -225,12 +228,12 @@ def _open_wandb(tracker: TrackerConfig, **about: Any) -> "wandb.Run | None":
     if mode is WandbMode.online:
         if not _has_key():
             _say("W&B has no API key here, so this run is logged offline")
-            return start(WandbMode.offline)
+            return start("offline")
         try:
-            return start(WandbMode.online)
+            return start("online")
         except wandb.Error as error:
             _say(masked(f"W&B cannot be reached ({error}), so this run is logged offline"))
-    return start(WandbMode.offline)
+    return start("offline")
 
 
 def _known(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,12 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hicache.config import ExperimentConfig
+from hicache.config import ExperimentConfig, WandbMode
 from hicache.results.metrics import Progress, RequestRecord, Result, summarize
 from hicache.results.requests_file import FILES, write_requests
 from hicache.results.tracking import Tracker, plain, write_json
@@ -93,9 +93,12 @@ def run_job(
         title = settings if is_job else config.name
         sys.stderr.write(f"{title}: runs again, because of changes in {', '.join(changed)}\n")
     begin(config, out_dir)
+    mode = config.tracker.wandb_mode
+    if mode is WandbMode.sweeps:
+        mode = WandbMode.offline if is_job else WandbMode.disabled
     tracker = Tracker(
         out_dir,
-        config.tracker,
+        replace(config.tracker, wandb_mode=mode),
         config=plain(config) | {"choices": _choices_of(config)},
         group=f"{config.name}/{out_dir.parent.name}" if is_job else config.name,
         **_names_of(config, out_dir.name, settings.split(",") if is_job else []),

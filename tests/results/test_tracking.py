@@ -59,7 +59,7 @@ def test_equal_values_give_equal_json_files_and_nan_is_refused(tmp_path):
 def test_a_config_becomes_plain_values():
     told = plain({"a": ("write_back", None), "b": TrackerConfig()})
     assert told["a"] == ["write_back", None]
-    assert told["b"]["wandb_mode"] == "offline"
+    assert told["b"]["wandb_mode"] == "sweeps"
 
 
 def records(log, kind):

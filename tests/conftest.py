@@ -33,7 +33,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 gc.set_threshold(50_000, 20, 100)
 KEPT = {str(CONF), "hydra.conf"}  # sources of settings that no test changes
 DRAWN = ("builtin", "chat", "agents")
-DrawnFrom = namedtuple("DrawnFrom", "num_sessions session_rate think_cap_s")  # and a seed
+DRAWN_FROM = ("num_sessions", "session_rate", "think_cap_s")  # and a seed
+DrawnFrom = namedtuple("DrawnFrom", (*DRAWN_FROM, "limit"), defaults=[None])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -62,7 +63,7 @@ def drawn_once() -> Iterator[None]:
 
     def once(generate: Callable[..., list[Request]]) -> Callable[..., list[Request]]:
         drawn = functools.lru_cache(maxsize=6)(generate)
-        knobs_of = attrgetter(*DrawnFrom._fields)
+        knobs_of = attrgetter(*DRAWN_FROM)
 
         def draw(config: GeneratedConfig, *, seed: int) -> list[Request]:
             if isinstance(config, AgentsConfig) and (config.structure or config.tools):

@@ -6,7 +6,7 @@ A finished run is kept, and a directory of another run or sweep is refused.
 import copy
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
@@ -23,21 +23,16 @@ from hicache.secret import refuse_secrets
 
 class UsedDirectories(Callback):
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        with in_one_sentence():
-            _check(config)
-            directory = _made("hydra.run.dir", config.hydra.run.dir)
-            lock(directory)  # until the process ends
-            if is_finished(directory):
-                job = copy.deepcopy(config)
-                with read_write(job), open_dict(job):
-                    del job["hydra"]
-                refuse_other(to_config(job), directory)
+        settings = copy.deepcopy(config)
+        with read_write(settings), open_dict(settings):
+            del settings["hydra"]
+        claimed(settings, config.hydra.run.dir)
         # lets an error message name the run's directory
         HydraConfig.instance().set_config(copy.deepcopy(config))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         with in_one_sentence():
-            _check(config)
+            refuse_secrets(_check(config)["hydra"]["sweeper"]["params"] or {})
             refuse_unknown(config.metrics)  # report once here, not once per job
             directory = _made("hydra.sweep.dir", config.hydra.sweep.dir)
             lock(directory)  # until the process ends
@@ -46,6 +41,28 @@ class UsedDirectories(Callback):
                     f"{directory} contains a finished run: choose another for the sweep"
                 )
             _refuse_other_sweep(config, directory)
+
+
+def claimed(settings: DictConfig, run_dir: str) -> Path:
+    """Create and lock the directory of a single run, and return it.
+
+    If it cannot be used, or holds a finished run with other settings, print why, and exit.
+    """
+    with in_one_sentence():
+        _check(settings)
+        directory = _made("hydra.run.dir", run_dir)
+        lock(directory)  # until the process ends
+        if is_finished(directory):
+            refuse_other(to_config(settings), directory)
+    return directory
+
+
+def _check(settings: DictConfig) -> dict[str, Any]:
+    check_name(settings.name)
+    told: Any = OmegaConf.to_container(settings)
+    # they would be written down
+    refuse_secrets({key: value for key, value in told.items() if key != "hydra"})
+    return cast(dict[str, Any], told)
 
 
 def _refuse_other_sweep(config: DictConfig, directory: Path) -> None:
@@ -65,14 +82,6 @@ def _refuse_other_sweep(config: DictConfig, directory: Path) -> None:
             f"{directory} contains job {path.name} of another sweep, {told}: choose another "
             "directory, or remove this one"
         )
-
-
-def _check(config: DictConfig) -> None:
-    check_name(config.name)
-    # Hydra would write it down
-    told: Any = OmegaConf.to_container(config, resolve=False)
-    refuse_secrets(told["hydra"]["sweeper"]["params"] or {})
-    refuse_secrets({key: value for key, value in told.items() if key != "hydra"})
 
 
 def _made(knob: str, name: str) -> Path:

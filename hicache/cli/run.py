@@ -19,15 +19,15 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import hydra
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
+from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict, read_write
 
 from hicache.cli import knobs, until
 from hicache.cli.command import in_one_sentence
 from hicache.cli.progress import progress_bar
+from hicache.cli.resume import claimed
 from hicache.cli.sweep import end_early
 from hicache.cli.tables.groups import COMPOSED, TYPED
 from hicache.cli.terminal import show_run
@@ -52,8 +52,7 @@ def compose_and_run(cfg: DictConfig) -> int:
     is_job = HydraConfig.get().mode is RunMode.MULTIRUN
     try:
         with locked(out_dir) if is_job else nullcontext():  # a single run is locked already
-            if is_job:
-                write_choices(out_dir)
+            write_choices(out_dir)
             summary = make(cfg, out_dir, is_job=is_job)
         code = UNEQUAL if summary.get("verify/wrong_count") and not is_job else 0
     except Exception as error:  # one failed job must not stop the other jobs of the sweep
@@ -66,11 +65,16 @@ def compose_and_run(cfg: DictConfig) -> int:
 
 
 def _run_single(overrides: list[str]) -> None:
-    # Hydra's own main composes twice, to learn whether an experiment asks for a sweep
-    with initialize_config_dir(str(schema.CONF), job_name="run", version_base="1.3"):
-        program, task = GlobalHydra.instance().hydra, compose_and_run.__wrapped__
-        assert program is not None
-        program.run("config", task_function=task, overrides=overrides)
+    # Hydra's own main composes twice, to learn whether an experiment asks for a sweep, and copies
+    # the settings several times
+    with initialize_config_dir(str(schema.CONF), version_base="1.3"):
+        cfg = compose("config", overrides, return_hydra_config=True)
+    with read_write(cfg), open_dict(cfg):
+        out_dir = cfg.hydra.runtime.output_dir = str(Path(cfg.hydra.run.dir).absolute())
+        HydraConfig.instance().set_config(cfg)
+        del cfg["hydra"]
+    claimed(cfg, out_dir)
+    compose_and_run.__wrapped__(cfg)
 
 
 def make(cfg: DictConfig, out_dir: Path, *, is_job: bool) -> Mapping[str, float]:

@@ -51,7 +51,6 @@ class OnceLoader:
             with flag_override(composed, ["readonly", "struct"], False):  # noqa: FBT003
                 for plugin in ("launcher", "sweeper"):  # their classes cannot be pickled
                     composed.hydra[plugin] = OmegaConf.to_container(composed.hydra[plugin])
-                composed.hydra.output_subdir = None  # the job writes what is read: Hydra takes long
             _COMPOSED[key] = pickle.dumps(composed)
         config: DictConfig = pickle.loads(_COMPOSED[key])
         object.__setattr__(config, "__class__", Composed)  # not a setting

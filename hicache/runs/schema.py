@@ -239,7 +239,8 @@ def _refuse_unknown(cfg: DictConfig, schema: type, prefix: str) -> None:
 
 
 def _writable(schema: type) -> DictConfig:
-    node: DictConfig = OmegaConf.structured(schema)
+    # values are not used elsewhere, so copying each one would only take time
+    node: DictConfig = OmegaConf.structured(schema, flags={"no_deepcopy_set_nodes": True})
     _thaw(node)
     return node
 

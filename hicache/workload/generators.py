@@ -8,6 +8,7 @@ quantiles below were measured on those traces with this package's loaders, unles
 """
 
 import itertools
+from bisect import bisect
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,11 +29,16 @@ class Quantiles:
     """
 
     def __init__(self, shares: Sequence[float], values: Sequence[float]) -> None:
-        self._shares = np.array(shares, np.float64)
-        self._logs = np.log(np.array(values, np.float64))
+        self._shares = shares
+        self._logs: list[float] = np.log(np.array(values, np.float64)).tolist()
+        rises = zip(np.diff(self._logs), np.diff(shares), strict=True)
+        self._slopes = [float(log / share) for log, share in rises]
 
     def draw(self, rng: np.random.Generator) -> float:
-        return float(np.exp(np.interp(rng.random(), self._shares, self._logs)))
+        share = rng.random()
+        left = bisect(self._shares, share) - 1
+        log = self._logs[left] + self._slopes[left] * (share - self._shares[left])
+        return float(np.exp(log))
 
     def draw_len(self, rng: np.random.Generator) -> int:
         return max(round(self.draw(rng)), 1)
@@ -230,7 +236,12 @@ class _Draft:
 
     def requests(self) -> list[Request]:
         # the answers take their ids from the next prompt, which repeats them
-        return to_requests(self.turns, first_fresh=self._next_id, tokens=TraceTokens.reconstructed)
+        return to_requests(
+            self.turns,
+            first_fresh=self._next_id,
+            tokens=TraceTokens.reconstructed,
+            limit=self.config.limit,
+        )
 
 
 class _Session:

@@ -80,8 +80,12 @@ def predecessors(calls: Sequence[Call], spawners: Mapping[Hashable, Hashable]) -
     return waits
 
 
-def to_requests(turns: Sequence[Turn], *, first_fresh: int, tokens: TraceTokens) -> list[Request]:
+def to_requests(
+    turns: Sequence[Turn], *, first_fresh: int, tokens: TraceTokens, limit: int | None = None
+) -> list[Request]:
     """Convert the turns of a trace to requests in order of arrival, with request ids from 0.
+
+    `limit` is the number of requests to return, if it is not None.
 
     Token ids from `first_fresh` on occur in no block of the trace. Answers that no later prompt
     repeats get such ids.
@@ -95,7 +99,7 @@ def to_requests(turns: Sequence[Turn], *, first_fresh: int, tokens: TraceTokens)
             f"the trace needs {ids_end} token ids, more than the {INT32_IDS} of an int32"
         )
     # the sort is stable, so parents stay before children with equal times
-    order = sorted(range(len(turns)), key=lambda index: turns[index].arrival_ns)
+    order = sorted(range(len(turns)), key=lambda index: turns[index].arrival_ns)[:limit]
     ids = {index: request_id for request_id, index in enumerate(order)}
     requests: list[Request] = []
     for index in order:

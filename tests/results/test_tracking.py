@@ -11,6 +11,8 @@ import pytest
 from hicache.config import TrackerConfig, WandbMode
 from hicache.results import tracking
 from hicache.results.tracking import Tracker, plain, write_json
+from hicache.runs.job import run_job
+from hicache.runs.schema import config_of
 from tests.conftest import row_at
 from tests.forked import forked
 
@@ -99,6 +101,15 @@ def test_wandb_offline_keeps_the_run_its_rows_summary_and_files(tmp_path):
     failed = inspect(tmp_path / "failed")
     assert records(failed, "exit")[-1]["exit_code"] == 1
     assert records(failed, "run")[0]["run_id"] != run["run_id"]
+
+
+def test_jobs_of_a_sweep_are_logged_to_wandb_and_a_single_run_is_not(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    config = config_of("workload=chat", "workload.limit=2", "model=llama3_8b", "storage=none")
+    for name, is_job in (("single", False), ("0_seed=0", True)):
+        (tmp_path / name).mkdir()
+        run_job(config, tmp_path / name, is_job=is_job)
+        assert any((tmp_path / name).glob("wandb/offline-run-*")) is is_job
 
 
 def test_online_without_a_key_continues_offline_with_a_warning(tmp_path, monkeypatch, capsys):

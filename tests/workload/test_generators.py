@@ -44,6 +44,12 @@ def test_the_seed_decides_the_requests_and_the_rate_their_times(generate):
     assert all(r.parent_id is None or r.parent_id < r.id for r in requests)
 
 
+@pytest.mark.parametrize("generate", [chat, agents, builtin])
+def test_a_limit_keeps_the_first_generated_requests(generate):
+    first = generate(config(10, limit=9), seed=5)
+    assert fingerprint(first) == fingerprint(generate(config(10), seed=5)[:9])
+
+
 def test_generated_chats_have_the_statistics_of_the_conversation_trace():
     chats = chat(config(3000), seed=1)
     roots = [r for r in chats if r.parent_id is None]

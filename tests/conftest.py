@@ -29,6 +29,7 @@ if not HAS_GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel module is imported
 # read when torch is imported: tensors of tests are small, and its threads would only wait actively
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when a process imports numpy
 # every full collection of garbage looks through all imported objects: a ninth of a run's time
 gc.set_threshold(50_000, 20, 100)
 KEPT = {str(CONF), "hydra.conf"}  # sources of settings that no test changes

@@ -35,7 +35,8 @@ def request(number, at_s, *parts):
     ("reason", "overrides"),
     [
         ("evicted_host_for_back_up", ("storage=none",)),
-        ("back_up_dropped", ("storage=none", "cache.host_gib=0")),
+        ("back_up_dropped", ("storage=none", "cache.host_gib=0.1")),
+        ("evicted_device_for_prefill", ("storage=none", "cache.host_gib=0")),
         (
             "evicted_device_for_prefill",
             ("storage=none", "cache.write_policy=write_through_selective"),

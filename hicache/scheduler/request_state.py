@@ -1,6 +1,5 @@
 """A request inside an engine: its progress, and where its time and tokens went."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from hicache.cache.prefetch.prefetch import Prefetch
@@ -14,11 +13,7 @@ from hicache.scheduler.queue_waits import Cause, Mark
 class TokenRun(list[int]):
     """Successive times (ns) at which requests got tokens, with the number of requests counted."""
 
-    __slots__ = ("num_counted",)
-
-    def __init__(self, times_ns: Iterable[int]) -> None:
-        super().__init__(times_ns)
-        self.num_counted = 0
+    num_counted = 0
 
 
 class RequestState:

@@ -35,6 +35,7 @@ class Host:
         self._counters = bookings.counters
         self._writer = writer
         self._policy = policy
+        self._has_pages = self._pools[FULL].capacity != 0
         kinds = tree.kinds
         # states before windows: evicting a leaf's state frees its window, too
         self._order = (FULL, *kinds.points, *(kind for kind, _ in kinds.windows))
@@ -97,7 +98,7 @@ class Host:
         request that inserted the prefix. `is_answer` is True if the new pages hold generated
         tokens, `is_repeated` if the request has inserted all of them before.
         """
-        if INSERTED not in self._policy.moments["host"]:
+        if INSERTED not in self._policy.moments["host"] or not self._has_pages:
             return
         published = node
         load = Load(INSERTED, self._bookings, FULL, DEVICE, is_answer=is_answer)

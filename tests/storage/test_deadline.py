@@ -180,3 +180,10 @@ def test_staging_memory_is_reused_and_a_miss_leaves_the_buffer_unchanged():
     write(storage, keys(*range(5, 10)))
     assert None not in read(storage, keys(*range(1, 10)))
     storage.close()
+
+
+def test_a_first_batch_of_empty_pages_is_written_and_read():
+    storage = DeadlineStorage(MemoryStorage(capacity_bytes=None), deadline_s=NEVER_S)
+    empty = [memoryview(bytearray())]
+    assert storage.write(keys(1), empty) == storage.read(keys(1), empty) == [True]
+    storage.close()

@@ -128,7 +128,7 @@ class DeadlineStorage(GuardStorage):
         try:
             staging = self._staging.pop()
         except IndexError:
-            staging = memoryview(b"")
+            staging = memoryview(bytearray())
         if staging.nbytes >= num_bytes:
             return staging
         return memoryview(mmap.mmap(-1, num_bytes))  # page-aligned, which some engines need

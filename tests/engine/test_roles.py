@@ -438,7 +438,37 @@ def test_decode_engines_have_settings_of_their_own():
         places_of(wrong, deploy(config))
 
 
-def test_a_prompt_that_no_decode_engine_can_hold_is_rejected():
-    own = "parallel.decode_own={cache.device_gib:0.125}"
-    records, _ = run([fresh(0, 2000, 4), fresh(1, 100, 4)], own)
+@pytest.mark.parametrize(
+    ("gib", "length", "why"),
+    [
+        (0.125, 2000, "needs 33 pages, and the device pool has 16"),
+        # it fits into 27 of 32 pages, but 512 tokens are reserved for its answer
+        (0.25, 1700, "needs more tokens than the pools have"),
+    ],
+)
+def test_a_prompt_that_no_decode_engine_can_hold_is_rejected(gib, length, why):
+    own = f"parallel.decode_own={{cache.device_gib:{gib}}}"
+    records, _ = run([fresh(0, length, 4), fresh(1, 100, 4)], own)
     assert [records[number].status for number in (0, 1)] == [Status.rejected, Status.finished]
+    assert records[0].reason == why
+
+
+@pytest.mark.parametrize(
+    ("model", "states", "tokens", "lacks", "most"),
+    [
+        # a window of 1,024 tokens and a page takes 17 of 64 pages, and 18 must be free
+        ("gemma3_27b", "null", "{full: 20000, swa: 4096}", "swa_tokens", 3),
+        ("qwen3_next_80b", "8", "{full: 20000}", "slots", 4),  # two states of each request
+    ],
+)
+def test_a_decode_engine_takes_as_many_requests_as_it_has_windows_or_states_for(
+    model, states, tokens, lacks, most
+):
+    requests = [fresh(number, 1500, 200, number * 10**8) for number in range(12)]
+    sizes = (f"cache.device.states={states}", f"+cache.device.tokens={tokens}")
+    words = (f"model={model}", "parallel.tp=2", "cache.device_gib=null", *sizes)
+    records, measures = run(requests, *words)
+    assert {each.status for each in records.values()} == {Status.finished}
+    assert measures[f"scheduler/deferred_{lacks}_count"] == 12 - most
+    spans = [(each.first_token_ns, each.finish_ns) for each in records.values()]
+    assert max(sum(low <= time < high for low, high in spans) for time, _ in spans) == most

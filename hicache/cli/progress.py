@@ -6,19 +6,23 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-from rich import progress as rich_progress
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from hicache.cli.console import console
 from hicache.results.metrics import Progress
 from hicache.runs.grid import find_jobs
 from hicache.runs.stored import ERROR_FILE, SUMMARY_FILE, is_finished
 
+if TYPE_CHECKING:
+    from rich import progress as rich_progress
+
 LOOK_S = 0.5  # seconds between two scans of the job directories
 
 
-def _new_bar(text: str) -> rich_progress.Progress:
+def _new_bar(text: str) -> "rich_progress.Progress":
+    from rich import progress as rich_progress
+    from rich.console import Console
+
     return rich_progress.Progress(
         rich_progress.TextColumn("{task.description}", markup=False),
         rich_progress.BarColumn(),
@@ -34,6 +38,9 @@ def _new_bar(text: str) -> rich_progress.Progress:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[Progress], None]]:
+    if not sys.stderr.isatty():  # a small run would spend a thirtieth of its time on importing it
+        yield lambda _: None
+        return
     text = "requests · {task.fields[time]} of simulated time"
     with _new_bar(text) as bar:
         task = bar.add_task(title, total=None, time="0 s")

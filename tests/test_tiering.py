@@ -8,6 +8,8 @@ from hicache import experiment
 from hicache.cache.tiers.transfer import StorageDelete, StorageWrite
 from hicache.executor.simulated.executor import SimulatedExecutor
 from hicache.runs.schema import config_of
+from hicache.workload.workload import Workload
+from tests.scheduler.world import request_of
 
 POLICIES = {
     "inclusive": (),
@@ -110,3 +112,36 @@ def test_selective_writes_are_made_once_and_are_fewer_for_more_hits():
     thrice = watched("selective", "llama3_8b", "storage.write_hits=3").written
     assert 0 < len(thrice) < len(once) < len(always)
     assert sum(len(work.keys) for work in watched("selective").writes) == len(once)
+
+
+def test_an_exclusive_store_serves_real_memory_and_loses_the_pages_that_the_host_read(tmp_path):
+    # each prompt twice, one request at a time; device and host together hold a part of them
+    num_prompts, length, page = 12, 65, 16
+    requests = [
+        request_of(
+            number,
+            range(1000 * (number % num_prompts), 1000 * (number % num_prompts) + length),
+            [500 + number],
+            session_id=0,
+            parent_id=number - 1 if number else None,
+        )
+        for number in range(2 * num_prompts)
+    ]
+    num_files = {}
+    for policy in ("late", "exclusive"):
+        root = tmp_path / policy
+        config = config_of(
+            *("executor=torch", "executor.device=cpu", "executor.verify=true", "model=tiny_hybrid"),
+            *("cache.device_gib=0.0012", "cache.host_gib=0.0016", "cache.host.share.mamba=0.6"),
+            *(f"cache.page_size={page}", f"prefetch.threshold={page}", "workload.arrivals=closed"),
+            *("prefetch.stop=wait_complete", "storage=file", f"storage.root={root}"),
+            *("engine.check_invariants=true", *POLICIES[policy]),
+        )
+        result = experiment.run(config, workload=Workload(name="own", requests=requests))
+        again = [record.storage_hit_len for record in result.records[num_prompts:]]
+        assert again == [length // page * page] * num_prompts
+        assert result.measures["verify/checked_count"] == len(requests)
+        assert result.measures["verify/wrong_count"] == 0
+        num_files[policy] = sum(path.is_file() for path in root.rglob("*"))
+    # of each prompt four pages and a state, beside the files of the store itself
+    assert num_files["late"] > num_prompts * 5 > num_files["exclusive"]

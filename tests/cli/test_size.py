@@ -201,3 +201,36 @@ def test_the_result_of_each_size_has_the_completion_times_of_jobs(capsys):
     assert list(cells[1]["jobs"].values()) == pytest.approx(wanted)
     show(config_of("experiment=sizing", "model=llama3_8b"), [Cell(**cells[1])], None)
     assert "job completion" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        # two KV heads of 256 in bfloat16 and 12 layers are 24 KiB; four devices hold them twice
+        (
+            ("model=qwen3_next_80b", "parallel.tp=4"),
+            ("states, GiB", "as the full KV of 1,572.0 tokens (48.0 KiB each)", "2 copies"),
+        ),
+        # 16 KV heads of 128: 8 KiB a layer, of which 52 are windows and 10 are not
+        (
+            ("model=gemma3_27b",),
+            ("windows, GiB", "one token of windows takes 416 KiB", "5.2 tokens (80.0 KiB each)"),
+        ),
+        (("model=llama3_8b", "parallel.replicas=2"), ("each engine has a host of its own",)),
+        (
+            ("model=llama3_8b", "parallel.prefill=1", "parallel.decode=1"),
+            ("host memory is that of each engine, hits are those of prefill engines",),
+        ),
+    ],
+)
+def test_the_table_says_what_a_share_holds_and_whose_the_host_is(
+    words, wanted, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "160")
+    config = config_of("experiment=sizing", *words)
+    share = None if shared_kind(config) is None else 0.25
+    show(config, [cell(0, 0.1), cell(64, 0.5, share)], None)
+    shown = capsys.readouterr().out
+    assert [each for each in wanted if each not in shown] == []
+    rows = [line.split()[:4] for line in shown.splitlines()]
+    assert (["64", "25%", "16", "48"] in rows) == (share is not None)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hicache import experiment
 from hicache.policies.adapters import (
     FromLibCacheSim,
     FromLMCache,
@@ -24,6 +25,7 @@ from hicache.policies.adapters import (
 from hicache.policies.eviction import Fifo, Lfu, UsedAgain
 from hicache.policies.queues import PerPool
 from hicache.policies.stock import STOCK
+from hicache.runs.schema import config_of
 from tests.policies.single import WORLD, misses_of
 from tests.policies.streams import CAPACITY, STREAMS
 
@@ -110,6 +112,40 @@ HOOKS = (HOOKS.init, HOOKS.hit, HOOKS.miss, HOOKS.evict, HOOKS.remove)
 def test_a_policy_adapted_to_another_cache_and_back_misses_as_often(adapted) -> None:
     stream = STREAMS["zipf"]()[:2_000]
     assert misses_of(stream, CAPACITY, adapted) == misses_of(stream, CAPACITY, Lfu())
+
+
+class Adapted(PerPool):
+    """A policy of another cache, for each pool; `last` is the one that was built last."""
+
+    adapter, held = newest, "_held"
+    last: "Adapted"
+
+    def __init__(self, world):
+        super().__init__(type(self).adapter, world)
+        Adapted.last = self
+
+
+class InLibCacheSim(Adapted):
+    adapter, held = partial(FromLibCacheSim, HOOKS), "_keys"
+
+
+class InVllm(Adapted):
+    adapter, held = partial(FromVllm, VllmLfu, chunk_of, dict), "_names"
+
+
+@pytest.mark.parametrize("policy", [Adapted, InLibCacheSim, InVllm])
+def test_an_adapted_policy_knows_after_splits_and_evictions_what_each_pool_holds(policy) -> None:
+    config = config_of(
+        *("model=qwen3_next_80b", "workload=agents", "workload.limit=40", "storage=none"),
+        *("cache.device_gib=4", "cache.host_gib=6", "engine.check_invariants=true"),
+        f"cache.policy={policy.__module__}:{policy.__name__}",
+    )
+    measures = experiment.run(config).measures
+    for (tier, kind), pool in policy.last._pools.items():
+        entries = getattr(pool, policy.held)
+        assert all(tier in entry.tiers and entry.kind == kind for entry in entries)
+        assert entries
+        assert measures[f"evict/{tier}_{kind}_pages"] > 0
 
 
 def test_vllm_evicts_first_the_idle_chunks_least_used_by_finished_requests() -> None:

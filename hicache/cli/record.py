@@ -36,7 +36,13 @@ BLOCK_TOKENS = 16  # of the rows of requests
 JUMP_S = 5.0  # a server's clock that moves so much more or less than ours has jumped
 REPLAY_S = 2.0  # longest wait for lost messages
 END = (1 << 64) - 1  # number that ends a replay
-NAMES = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
+# of events that are arrays, as those of vLLM 0.23 are, in order
+STORED = (
+    *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium"),
+    *("lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window"),
+    *("locality", "ownership", "session_id"),
+)
+REMOVED = ("block_hashes", "medium", "group_idx")
 KEPT = ("type", "block_size", "medium", "group_idx", "kv_cache_spec_kind", "locality", "ownership")
 HASHED = ("lora_id", "lora_name", "cache_salt", "session_id")
 SEEN = ("starts", "batches", "events", "replayed_batches", "events_lines", "requests_lines")
@@ -193,7 +199,8 @@ class Recording:
         if not isinstance(told, dict):
             plain = [each for each in told[1:] if not isinstance(each, dict)]
             maps = (each for each in told[1:] if isinstance(each, dict))
-            told = {"type": told[0], **dict(zip(NAMES, plain, strict=False))}
+            names = REMOVED if told[0] == "BlockRemoved" else STORED
+            told = {"type": told[0], **dict(zip(names, plain, strict=False))}
             for each in maps:
                 told |= each
         found: dict[str, object] = {name: told[name] for name in KEPT if told.get(name) is not None}

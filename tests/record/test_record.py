@@ -16,6 +16,7 @@ import pytest
 from hicache.cli import anonymize, record
 from hicache.cli.record import END, Recording, Subscriber
 from hicache.runs.schema import config_of
+from hicache.workload.engine_logs import STORED_FIELDS
 from hicache.workload.workload import load_workload
 from tests.record.traffic import BLOCK, requests
 
@@ -129,6 +130,49 @@ def test_a_recorder_on_a_full_disk_keeps_running_and_counts_unwritten_lines(tmp_
     counts, rows = said["counts"], [json.loads(line) for line in lines_of(tmp_path)]
     assert 0 < len(rows) == counts["batches"] - counts["unwritten_lines"] < counts["batches"]
     assert "disk full" in " ".join(said["lost"])
+
+
+STORED = {  # in the order of vLLM 0.23's arrays
+    "block_hashes": [11, 12],
+    "parent_block_hash": 10,
+    "token_ids": [*range(32)],
+    "block_size": 16,
+    "lora_id": 3,
+    "medium": "GPU",
+    "lora_name": "adapter",
+    "extra_keys": [["adapter"], None],
+    "group_idx": 1,
+    "kv_cache_spec_kind": "sliding_window",
+    "kv_cache_spec_sliding_window": 128,
+}
+REMOVED = {"block_hashes": [11], "medium": "CPU", "group_idx": 1}
+
+
+def test_events_as_arrays_are_recorded_as_those_that_are_objects(tmp_path):
+    import msgspec
+
+    events = [("BlockStored", STORED), ("BlockRemoved", REMOVED), ("AllBlocksCleared", {})]
+    objects = [{"type": name, **fields} for name, fields in events]
+    arrays = [[name, *fields.values()] for name, fields in events]
+    salted = [[*arrays[0][:7], {"cache_salt": "salt"}]]  # as SGLang's were
+    recording = Recording(tmp_path)
+    for number, each in enumerate((objects, arrays, salted)):
+        payload = msgspec.msgpack.encode([1.0, each])
+        recording.batch("server", number, payload, is_replayed=False)
+    recording.batch("server", 3, msgspec.msgpack.encode([1.0, [7]]), is_replayed=False)
+    recording.events.close()
+    named, unnamed, with_salt = (json.loads(line)[1] for line in lines_of(tmp_path))
+    assert named == unnamed
+    stored, removed, cleared = named
+    assert (stored["lora_name"], stored["group_idx"]) == (recording.hashed("adapter"), 1)
+    assert stored["extra_keys"] == [recording.hashed("['adapter']"), None]
+    assert "token_ids" not in stored
+    assert (removed["medium"], removed["parent_block_hash"]) == ("CPU", None)
+    assert cleared == {"type": "AllBlocksCleared"}
+    assert with_salt[0]["cache_salt"] == recording.hashed("salt")
+    assert with_salt[0]["medium"] == "GPU"
+    assert recording.faults == {"bad_batches": 1}
+    assert record.STORED == STORED_FIELDS  # the recorder runs without the rest of the package
 
 
 class Server:

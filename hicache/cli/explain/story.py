@@ -85,7 +85,7 @@ class Storyteller:
         if record.retractions:
             yield (
                 record.finish_ns or 0,
-                f"(it was retracted {record.retractions} times for lack of pages)",
+                f"(it was retracted {_count(record.retractions, 'time')} for lack of pages)",
             )
         if record.finish_ns is not None:
             ending = f"finished its answer of {record.output_len:,} tokens"

@@ -100,6 +100,23 @@ def test_without_draft_kv_on_the_host_the_hits_are_equal_but_lack_draft_kv() -> 
     assert none.records[-1].num_steps > 1.2 * packed.records[-1].num_steps
 
 
+def test_pages_that_were_loaded_without_draft_kv_have_it_again_once_they_are_computed() -> None:
+    # the others take all pages on the device
+    others = [request(number, (10**5 * number, 1600)) for number in range(8)]
+    first, loaded = request(0, (0, 1600), answer=5), request(4, (0, 1600), (10**6, 40))
+    computed, again = request(8, (0, 800), answer=5), request(9, (0, 800), (2 * 10**6, 40))
+    more = (
+        *("cache.unlimited=false", "cache.device_gib=null", "cache.device.tokens.full=4096"),
+        *("cache.host.tokens.full=65536", "speculation.draft_kv=none"),
+        "compat.rules.load_back_threshold=1000",  # so that shorter hits on the host are computed
+    )
+    requests = (first, *others[1:4], loaded, *others[5:], computed, again)
+    records = served(*requests, size=16, key="bigram", more=more).records
+    told = [(each.device_hit_len, each.host_hit_len, each.draft_cold_len) for each in records]
+    assert told[4] == (0, 1600, 1600)
+    assert told[8:] == [(0, 0, 0), (784, 0, 0)]
+
+
 def test_draft_kv_takes_the_bytes_of_its_layers_on_each_tier_that_holds_it() -> None:
     def page_bytes(*more: str) -> tuple[float, ...]:
         kinds = deploy(config_of(*CHAT, "cache.device_gib=8", *more))

@@ -97,9 +97,9 @@ def test_no_late_write_is_made_without_an_eviction_a_buffer_or_a_storage(overrid
     assert (measures["storage/dropped_write_pages"] > 0) == dropped
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_pages_that_the_host_reads_leave_an_exclusive_store_until_they_are_written_again(model):
-    run = watched("exclusive", model)
+@pytest.mark.parametrize("words", [*((model,) for model in MODELS), ("llama3_8b", "parallel.pp=2")])
+def test_pages_that_the_host_reads_leave_an_exclusive_store_until_they_are_written_again(words):
+    run = watched("exclusive", *words)
     dropped = [key for work in run.deletes for key in work.keys]
     assert run.measures["storage/dropped_read_pages"] == len(dropped) > 0
     assert StorageDelete in run.last.values()

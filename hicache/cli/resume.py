@@ -6,7 +6,7 @@ A finished run is kept, and a directory of another run or sweep is refused.
 import copy
 import os
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
@@ -26,13 +26,13 @@ class UsedDirectories(Callback):
         settings = copy.deepcopy(config)
         with read_write(settings), open_dict(settings):
             del settings["hydra"]
-        claimed(settings, config.hydra.run.dir)
+        claim(settings, config.hydra.run.dir)
         # lets an error message name the run's directory
         HydraConfig.instance().set_config(copy.deepcopy(config))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         with in_one_sentence():
-            refuse_secrets(_check(config)["hydra"]["sweeper"]["params"] or {})
+            _check(config)
             refuse_unknown(config.metrics)  # report once here, not once per job
             directory = _made("hydra.sweep.dir", config.hydra.sweep.dir)
             lock(directory)  # until the process ends
@@ -43,8 +43,8 @@ class UsedDirectories(Callback):
             _refuse_other_sweep(config, directory)
 
 
-def claimed(settings: DictConfig, run_dir: str) -> Path:
-    """Create and lock the directory of a single run, and return it.
+def claim(settings: DictConfig, run_dir: str) -> None:
+    """Create and lock the directory of a single run.
 
     If it cannot be used, or holds a finished run with other settings, print why, and exit.
     """
@@ -54,15 +54,14 @@ def claimed(settings: DictConfig, run_dir: str) -> Path:
         lock(directory)  # until the process ends
         if is_finished(directory):
             refuse_other(to_config(settings), directory)
-    return directory
 
 
-def _check(settings: DictConfig) -> dict[str, Any]:
+def _check(settings: DictConfig) -> None:
     check_name(settings.name)
     told: Any = OmegaConf.to_container(settings)
-    # they would be written down
-    refuse_secrets({key: value for key, value in told.items() if key != "hydra"})
-    return cast(dict[str, Any], told)
+    # they would be written down; of Hydra's own settings, those of a sweep
+    grid = told.pop("hydra", {"sweeper": {}})["sweeper"].get("params")
+    refuse_secrets({**told, **(grid or {})})
 
 
 def _refuse_other_sweep(config: DictConfig, directory: Path) -> None:

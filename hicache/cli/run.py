@@ -27,7 +27,7 @@ from omegaconf import DictConfig, open_dict, read_write
 from hicache.cli import knobs, until
 from hicache.cli.command import in_one_sentence
 from hicache.cli.progress import progress_bar
-from hicache.cli.resume import claimed
+from hicache.cli.resume import claim
 from hicache.cli.sweep import end_early
 from hicache.cli.tables.groups import COMPOSED, TYPED
 from hicache.cli.terminal import show_run
@@ -73,7 +73,7 @@ def _run_single(overrides: list[str]) -> None:
         out_dir = cfg.hydra.runtime.output_dir = str(Path(cfg.hydra.run.dir).absolute())
         HydraConfig.instance().set_config(cfg)
         del cfg["hydra"]
-    claimed(cfg, out_dir)
+    claim(cfg, out_dir)
     compose_and_run.__wrapped__(cfg)
 
 

@@ -207,8 +207,6 @@ def _open_wandb(tracker: TrackerConfig, **about: Any) -> "wandb.Run | None":
     wandb.util.pd_available = False  # compares names of types instead
 
     def start(mode: Literal["online", "offline"]) -> "wandb.Run":
-        if mode == "offline":
-            wandb.setup(wandb.Settings(mode="offline"))  # without W&B's own telemetry
         return wandb.init(
             project=tracker.project,
             mode=mode,

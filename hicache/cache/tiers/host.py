@@ -98,7 +98,7 @@ class Host:
         request that inserted the prefix. `is_answer` is True if the new pages hold generated
         tokens, `is_repeated` if the request has inserted all of them before.
         """
-        if INSERTED not in self._policy.moments["host"] or not self._has_pages:
+        if not self._has_pages or INSERTED not in self._policy.moments["host"]:
             return
         published = node
         load = Load(INSERTED, self._bookings, FULL, DEVICE, is_answer=is_answer)
